@@ -1,0 +1,289 @@
+"""Every error of the store, and the two questions its type answers: did anything change, and may I repeat the call?
+
+    StoreError
+    ├── Refused               the store said no and changed nothing
+    │   ├── RevisionConflict      the head is at another revision: load, decide again, commit again
+    │   ├── TurnConflict          this turn id was committed with other content
+    │   ├── NodeConflict          this node id exists with other content, or twice in one commit
+    │   ├── SessionMismatch       a value that belongs to one session was given to another
+    │   ├── SessionDeleted        the session, or the incarnation a handle remembers, is gone
+    │   ├── ClaimLost             another worker claimed the work after the lease passed
+    │   ├── ReplayConflict        this key was used with other content
+    │   ├── NotFound              no such session, node, batch, attachment …; also beyond `retention`
+    │   ├── NotPermitted          the database role lacks the right
+    │   ├── InvalidArgument       a combination of arguments that has no meaning
+    │   ├── LimitExceeded         a named limit, with the path inside the value
+    │   └── Unstorable            a value that has no faithful stored form, with the path inside it
+    ├── Unavailable           repeat the same call with the same keys: it is safe
+    │   ├── Busy                  contention or a timeout; nothing was written
+    │   ├── Disconnected          the outcome is unknown; repeating with `key` resolves it
+    │   └── StorageFull           no room left; reads go on, writes resume when there is room
+    ├── Corrupt               stored bytes do not match their digest or do not decode; names the row
+    ├── SchemaMismatch        the database is at another version than the library; names the command to run
+    └── Misuse                called after fork, from another event loop, inside a transaction, or after close
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StoreError(Exception):
+    """Base of every error this library raises. `fields()` holds what the text says, for programs."""
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self._fields = fields
+        self.__dict__.update(fields)
+
+    def fields(self) -> dict[str, object]:
+        """The facts behind the text: names and values."""
+        return dict(self._fields)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders in worker pools; the fields travel with the text.
+        return (_rebuild, (type(self), str(self), self._fields))
+
+
+def _rebuild(kind: type[StoreError], message: str, fields: dict[str, object]) -> StoreError:
+    error = kind.__new__(kind)
+    StoreError.__init__(error, message, **fields)
+    return error
+
+
+class Refused(StoreError):
+    """The store said no and changed nothing. Repeating the same call gets the same answer."""
+
+
+class RevisionConflict(Refused):
+    """The head moved since it was read."""
+
+    session_id: str
+    expected: int
+    actual: int
+
+    def __init__(self, session_id: str, *, expected: int, actual: int) -> None:
+        super().__init__(
+            f"session {session_id!r} is at revision {actual}, the commit expects {expected}. "
+            "Load the session again, decide on what it says now, and commit with its revision.",
+            session_id=session_id,
+            expected=expected,
+            actual=actual,
+        )
+
+
+class TurnConflict(Refused):
+    """A turn id commits once; its second use carried other content."""
+
+    session_id: str
+    turn_id: str
+    revision: int
+
+    def __init__(self, session_id: str, *, turn_id: str, revision: int) -> None:
+        super().__init__(
+            f"turn {turn_id!r} of session {session_id!r} was committed at revision {revision} with other content. "
+            "A retry sends the same content; new content needs a new turn id.",
+            session_id=session_id,
+            turn_id=turn_id,
+            revision=revision,
+        )
+
+
+class NodeConflict(Refused):
+    """Nodes are append-only: an id is bound to its first content."""
+
+    session_id: str
+    node_id: str
+
+    def __init__(self, session_id: str, *, node_id: str, why: str) -> None:
+        super().__init__(
+            f"node {node_id!r} of session {session_id!r} {why}. Give the new node another id.",
+            session_id=session_id,
+            node_id=node_id,
+        )
+
+
+class SessionMismatch(Refused):
+    """A commit, claim or handle of one session was used on another."""
+
+    bound: str
+    attempted: str
+
+    def __init__(self, *, bound: str, attempted: str) -> None:
+        super().__init__(
+            f"this call is bound to session {bound!r}, the value belongs to {attempted!r}. "
+            "Use the handle of the session the value came from.",
+            bound=bound,
+            attempted=attempted,
+        )
+
+
+class SessionDeleted(Refused):
+    """The session is deleted, or was deleted and created again since the handle first saw it."""
+
+    session_id: str
+    incarnation: int
+
+    def __init__(self, session_id: str, *, incarnation: int) -> None:
+        super().__init__(
+            f"session {session_id!r} (incarnation {incarnation}) is deleted. "
+            "Create it again to start a new incarnation, and take a new handle.",
+            session_id=session_id,
+            incarnation=incarnation,
+        )
+
+
+class ClaimLost(Refused):
+    """The work is no longer owned by this claim."""
+
+    session_id: str
+    batch_id: str
+    held_fence: int
+    actual_fence: int | None
+
+    def __init__(self, session_id: str, *, batch_id: str, held_fence: int, actual_fence: int | None) -> None:
+        state = "is gone" if actual_fence is None else f"is at fence {actual_fence}"
+        super().__init__(
+            f"batch {batch_id!r} of session {session_id!r} {state}, you hold fence {held_fence}. "
+            "It was settled, cancelled, abandoned or claimed by another worker; drop this result and claim again.",
+            session_id=session_id,
+            batch_id=batch_id,
+            held_fence=held_fence,
+            actual_fence=actual_fence,
+        )
+
+
+class ReplayConflict(Refused):
+    """An idempotency key was used again with other content."""
+
+    kind: str
+    key: str
+    owner: str
+
+    def __init__(self, kind: str, *, key: str, owner: str) -> None:
+        super().__init__(
+            f"{kind} {key!r} of {owner!r} exists with other content. "
+            "A retry sends the same content; other content needs another key.",
+            kind=kind,
+            key=key,
+            owner=owner,
+        )
+
+
+class NotFound(Refused):
+    """The thing does not exist, or retention removed it (`retention` is true)."""
+
+    kind: str
+    id: str
+    retention: bool
+
+    def __init__(self, kind: str, id: str, *, within: str | None = None, retention: bool = False) -> None:
+        place = f" in session {within!r}" if within is not None else ""
+        reason = "was removed by retention" if retention else "does not exist"
+        super().__init__(f"{kind} {id!r}{place} {reason}.", kind=kind, id=id, within=within, retention=retention)
+
+
+class NotPermitted(Refused):
+    """The database role may not do this."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the database role lacks a right: {what}. Grant it, or open with a role that has it.", what=what)
+
+
+class InvalidArgument(Refused, ValueError):
+    """Arguments that contradict each other or have no meaning."""
+
+    argument: str
+
+    def __init__(self, argument: str, why: str) -> None:
+        super().__init__(f"{argument}: {why}.", argument=argument)
+
+
+class LimitExceeded(Refused, ValueError):
+    """A named limit of the store; `limit` is the constant to look for in the docs."""
+
+    limit: str
+    maximum: int
+    path: str
+
+    def __init__(self, limit: str, *, maximum: int, actual: int | str, path: str) -> None:
+        super().__init__(
+            f"{path}: {actual} exceeds {limit} = {maximum}. Make it smaller, or split it.",
+            limit=limit,
+            maximum=maximum,
+            actual=actual,
+            path=path,
+        )
+
+
+class Unstorable(Refused, TypeError):
+    """The value would not come back as it went in."""
+
+    path: str
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}.", path=path)
+
+
+class Unavailable(StoreError):
+    """The database could not do it now. Repeating the same call with the same keys is safe."""
+
+    retryable: ClassVar[bool] = True
+
+
+class Busy(Unavailable):
+    """Contention, a full pool or a timeout. Nothing was written."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}. Nothing was written; repeat the call.", why=why)
+
+
+class Disconnected(Unavailable):
+    """The connection broke: the call may or may not have been applied."""
+
+    key: str | None
+
+    def __init__(self, why: str, *, key: str | None = None) -> None:
+        hint = f" with key {key!r}" if key is not None else ""
+        super().__init__(f"{why}. The outcome is unknown; repeat the same call{hint}, it returns the first result.", why=why, key=key)
+
+
+class StorageFull(Unavailable):
+    """The disk, the file-size limit or the database quota is used up."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no storage left: {why}. Nothing was written; reads go on, writes resume when there is room.", why=why)
+
+
+class Corrupt(StoreError):
+    """Stored bytes do not match their digest or do not decode. Nothing is guessed."""
+
+    table: str
+    row: str
+
+    def __init__(self, table: str, row: str, why: str) -> None:
+        super().__init__(
+            f"{table} row {row} is corrupt: {why}. Restore it from a backup; nothing was changed.",
+            table=table,
+            row=row,
+            why=why,
+        )
+
+
+class SchemaMismatch(StoreError):
+    """The database and the library do not fit together."""
+
+    found: int
+    expected: int
+
+    def __init__(self, why: str, *, found: int, expected: int) -> None:
+        super().__init__(f"database at schema version {found}, library at {expected}: {why}.", found=found, expected=expected, why=why)
+
+
+class Misuse(StoreError):
+    """The program calls the store in a way that cannot work: a mistake in the code, not a state of the data."""
+
+    reason: str
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, reason=reason)

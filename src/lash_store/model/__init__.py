@@ -1,0 +1,1 @@
+"""The nouns of the store as frozen values. One file per noun."""

@@ -1,0 +1,69 @@
+"""A commit: everything one turn changes, and the receipt it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from lash_store.model.graph import GraphChange, Unchanged
+from lash_store.model.queue import BatchDraft, Claim, Completion
+from lash_store.model.session import Frame
+from lash_store.model.usage import Usage
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    """All or nothing. `expected_revision` None appends to whatever the head is, and then allows only `Append`."""
+
+    expected_revision: int | None
+    turn_id: str | None = None
+    graph: GraphChange = field(default_factory=Unchanged)
+    checkpoint: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    config: Any = UNSET
+    frames: Sequence[Frame] | UnsetType = UNSET
+    current_frame_id: str | None | UnsetType = UNSET
+    usage: Sequence[Usage] = ()
+    completes: Sequence[Claim | Completion] = ()
+    enqueues: Sequence[BatchDraft] = ()
+    attachments: Sequence[str] = ()
+    session_id: str | None = None
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """What a commit did. A retry of its turn gets the same receipt with `replayed` true."""
+
+    session_id: str
+    incarnation: int
+    revision: int
+    turn_id: str | None
+    leaf_id: str | None
+    node_ids: tuple[str, ...]
+    components: Mapping[str, str]
+    checkpoint_digest: str | None
+    batch_ids: tuple[str, ...]
+    committed_ms: int
+    replayed: bool
+
+
+class CommitRecord(Struct, frozen=True, kw_only=True):
+    """A line of the session's history. `kind` is "commit"; "fork" opens a forked session's history."""
+
+    session_id: str
+    incarnation: int
+    revision: int
+    kind: str
+    turn_id: str | None
+    intent: str | None
+    leaf_id: str | None
+    current_frame_id: str | None
+    checkpoint_digest: str | None
+    node_ids: tuple[str, ...]
+    committed_ms: int
+
+
+class CommitPage(Struct, frozen=True, kw_only=True):
+    """A page of commits in revision order; pass `cursor` on for the next one, None at the end."""
+
+    commits: tuple[CommitRecord, ...]
+    cursor: str | None

@@ -1,0 +1,98 @@
+"""Nodes of the conversation graph, and the three ways a commit may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class NodeDraft(Struct, frozen=True, kw_only=True):
+    """A node to append. Parent not named: the previous draft, the first one the leaf. Parent None: a root."""
+
+    body: Any
+    kind: str = "message"
+    node_id: str | None = None
+    parent_id: str | None | UnsetType = UNSET
+    frame_id: str | None = None
+    caused_by: Any = None
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """A stored node. `position` is its place in the order of insertion."""
+
+    node_id: str
+    parent_id: str | None
+    kind: str
+    body: Any
+    frame_id: str | None
+    caused_by: Any
+    created_ms: int
+    position: int
+
+
+class Append(Struct, frozen=True, tag="append"):
+    """Add nodes; the leaf moves to `leaf`, or to the last node when it is not named."""
+
+    nodes: Sequence[NodeDraft]
+    leaf: str | None | UnsetType = UNSET
+
+
+class Unchanged(Struct, frozen=True, tag="unchanged"):
+    """Add nothing; the leaf moves to `leaf`, or stays when it is not named."""
+
+    leaf: str | None | UnsetType = UNSET
+
+
+class Replace(Struct, frozen=True, tag="replace"):
+    """Make the live nodes exactly these, in this order; absent ones are tombstoned. Parents not named: the previous draft."""
+
+    nodes: Sequence[NodeDraft]
+    leaf: str | None | UnsetType = UNSET
+
+
+GraphChange = Append | Unchanged | Replace
+
+
+class FullGraph(Struct, frozen=True):
+    """Read scope: every live node in insertion order."""
+
+
+class ActivePath(Struct, frozen=True, kw_only=True):
+    """Read scope: the ancestry of one leaf, root first; the head's leaf when none is named; only the `last` n nodes."""
+
+    leaf: str | None = None
+    last: int | None = None
+
+
+FULL = FullGraph()
+ReadScope = FullGraph | ActivePath
+
+
+def active_path(leaf: str | None = None, *, last: int | None = None) -> ActivePath:
+    """The ancestry of `leaf` (default: the head's leaf), root first; `last` keeps only its end."""
+    return ActivePath(leaf=leaf, last=last)
+
+
+class Branch(Struct, frozen=True, kw_only=True):
+    """A tip of the graph: a live node without live children."""
+
+    leaf_id: str
+    depth: int
+    position: int
+    is_head: bool
+
+
+class NodePage(Struct, frozen=True, kw_only=True):
+    """A page of nodes in insertion order; pass `cursor` on for the next one, None at the end."""
+
+    nodes: tuple[Node, ...]
+    cursor: str | None
+
+
+class BranchPage(Struct, frozen=True, kw_only=True):
+    """A page of branches; pass `cursor` on for the next one, None at the end."""
+
+    branches: tuple[Branch, ...]
+    cursor: str | None
