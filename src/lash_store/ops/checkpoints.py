@@ -1,0 +1,306 @@
+"""Checkpoint components: versions as full zstd frames or deltas, written only when the content changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from lash_store import delta
+from lash_store.encode import digest
+from lash_store.errors import Corrupt
+from lash_store.model.limits import CHECKPOINT_CHAIN_MAX, CHECKPOINT_DELTA_MAX_BYTES
+from lash_store.ops.statement import Op, execute, execute_many, fetch
+
+
+class PreparedComponent(Struct, frozen=True, kw_only=True):
+    """A component of a commit, compressed before any SQL. No digest: it is removed. A base: its frame is a delta."""
+
+    component: str
+    digest: bytes | None
+    size: int = 0
+    frame: bytes | None = None
+    base_digest: bytes | None = None
+
+
+class Component(Struct, frozen=True):
+    """The current version of a component, as read under the session lock."""
+
+    component: str
+    revision: int
+    full_revision: int
+    chain: int
+    digest: bytes | None
+
+
+class Version(Struct, frozen=True):
+    """One stored version, with its frame."""
+
+    component: str
+    revision: int
+    full_revision: int
+    base_revision: int | None
+    digest: bytes | None
+    size: int
+    frame: bytes | None
+
+
+class NeedsFullFrame(Exception):
+    """The delta does not fit what is stored: its base was replaced or its chain is full. Send full frames instead."""
+
+
+def prepare(
+    session_id: str, checkpoint: Mapping[str, bytes | None], held: delta.Held, *, full: bool
+) -> tuple[PreparedComponent, ...]:
+    """Hash and compress the components: a delta where this process holds the previous bytes, else a full frame."""
+    return tuple(_prepared(session_id, name, data, None if full else held) for name, data in sorted(checkpoint.items()))
+
+
+def _prepared(session_id: str, name: str, data: bytes | None, held: delta.Held | None) -> PreparedComponent:
+    if data is None:
+        return PreparedComponent(component=name, digest=None)
+    content = hashlib.sha256(data).digest()
+    base = None if held is None or len(data) > CHECKPOINT_DELTA_MAX_BYTES else held.get(session_id, name)
+    if base is None:
+        return PreparedComponent(component=name, digest=content, size=len(data), frame=delta.full(data))
+    base_digest, base_data = base
+    if base_digest == content:
+        return PreparedComponent(component=name, digest=content, size=len(data), frame=None, base_digest=base_digest)
+    frame = delta.delta(base_data, data)
+    return PreparedComponent(component=name, digest=content, size=len(data), frame=frame, base_digest=base_digest)
+
+
+def components(session_id: str) -> Op[dict[str, Component]]:
+    """The current version of every component the session ever had."""
+    rows = yield from fetch(
+        "SELECT component, revision, full_revision, chain, digest FROM {components} WHERE session_id = :session_id",
+        session_id=session_id,
+    )
+    return {row[0]: Component(row[0], row[1], row[2], row[3], None if row[4] is None else bytes(row[4])) for row in rows}
+
+
+def plan_versions(
+    prepared: Sequence[PreparedComponent], current: Mapping[str, Component], revision: int
+) -> tuple[list[Version], dict[str, Component]]:
+    """The versions to write, and every component as it stands after them. Equal content writes nothing."""
+    after = dict(current)
+    versions: list[Version] = []
+    for new in prepared:
+        before = current.get(new.component)
+        if new.digest == (None if before is None else before.digest):
+            continue
+        version, chain = _version(new, before, revision)
+        versions.append(version)
+        after[new.component] = Component(new.component, revision, version.full_revision, chain, new.digest)
+    return versions, after
+
+
+def _version(new: PreparedComponent, before: Component | None, revision: int) -> tuple[Version, int]:
+    if new.digest is None:
+        return Version(new.component, revision, revision, None, None, 0, None), 1
+    if new.base_digest is None:
+        return Version(new.component, revision, revision, None, new.digest, new.size, new.frame), 1
+    fits = before is not None and before.digest == new.base_digest and before.chain < CHECKPOINT_CHAIN_MAX
+    if before is None or not fits or new.frame is None:
+        raise NeedsFullFrame
+    return (
+        Version(new.component, revision, before.full_revision, before.revision, new.digest, new.size, new.frame),
+        before.chain + 1,
+    )
+
+
+def checkpoint_digest(after: Mapping[str, Component]) -> bytes | None:
+    """The name of the whole checkpoint: it changes if and only if its content does."""
+    present = sorted((c.component, c.digest) for c in after.values() if c.digest is not None)
+    if not present:
+        return None
+    return digest("checkpoint/1", *(part for pair in present for part in pair))
+
+
+def write_versions(session_id: str, versions: Sequence[Version], after: Mapping[str, Component]) -> Op[None]:
+    """Insert the new versions and move the components to them: two statements, whatever their number."""
+    count = yield from execute_many(
+        """
+        INSERT INTO {versions} (session_id, component, revision, full_revision, base_revision, digest, size, frame)
+        SELECT CAST(:session_id AS TEXT), rows.component, rows.revision, rows.full_revision, rows.base_revision, rows.digest,
+               rows.size, rows.frame
+        FROM {rows(component text, revision int, full_revision int, base_revision int, digest bytes, size int, frame bytes)}
+        """,
+        [
+            {
+                "component": v.component,
+                "revision": v.revision,
+                "full_revision": v.full_revision,
+                "base_revision": v.base_revision,
+                "digest": v.digest,
+                "size": v.size,
+                "frame": v.frame,
+            }
+            for v in versions
+        ],
+        session_id=session_id,
+    )
+    assert count == len(versions), "a version was not written"
+    yield from execute_many(
+        """
+        INSERT INTO {components} (session_id, component, revision, full_revision, chain, digest)
+        SELECT CAST(:session_id AS TEXT), rows.component, rows.revision, rows.full_revision, rows.chain, rows.digest
+        FROM {rows(component text, revision int, full_revision int, chain int, digest bytes)}
+        WHERE true
+        ON CONFLICT (session_id, component) DO UPDATE
+        SET revision = excluded.revision, full_revision = excluded.full_revision, chain = excluded.chain,
+            digest = excluded.digest
+        """,
+        [
+            {
+                "component": v.component,
+                "revision": v.revision,
+                "full_revision": v.full_revision,
+                "chain": after[v.component].chain,
+                "digest": v.digest,
+            }
+            for v in versions
+        ],
+        session_id=session_id,
+    )
+
+
+def chains(session_id: str) -> Op[list[Version]]:
+    """The frames a load of the current checkpoint needs: of each component, its full frame and the deltas after it."""
+    rows = yield from fetch(
+        """
+        SELECT v.component, v.revision, v.full_revision, v.base_revision, v.digest, v.size, v.frame
+        FROM {components} c
+        JOIN {versions} v ON v.session_id = c.session_id AND v.component = c.component
+                         AND v.revision >= c.full_revision AND v.revision <= c.revision
+        WHERE c.session_id = :session_id AND c.digest IS NOT NULL
+        ORDER BY v.component, v.revision
+        """,
+        session_id=session_id,
+    )
+    return [Version(*row) for row in rows]
+
+
+def chains_at(session_id: str, revision: int) -> Op[list[Version]]:
+    """The frames a load as of a revision needs."""
+    rows = yield from fetch(
+        """
+        SELECT v.component, v.revision, v.full_revision, v.base_revision, v.digest, v.size, v.frame
+        FROM (SELECT c.component, (SELECT MAX(x.revision) FROM {versions} x
+                                   WHERE x.session_id = c.session_id AND x.component = c.component
+                                     AND x.revision <= :revision) AS revision
+              FROM {components} c
+              WHERE c.session_id = :session_id) AS latest
+        JOIN {versions} l ON l.session_id = :session_id AND l.component = latest.component AND l.revision = latest.revision
+        JOIN {versions} v ON v.session_id = l.session_id AND v.component = l.component
+                         AND v.revision >= l.full_revision AND v.revision <= l.revision
+        WHERE l.digest IS NOT NULL
+        ORDER BY v.component, v.revision
+        """,
+        session_id=session_id,
+        revision=revision,
+    )
+    return [Version(*row) for row in rows]
+
+
+def restore(session_id: str, versions: Sequence[Version]) -> dict[str, bytes]:
+    """Rebuild every component from its frames, and verify what comes out."""
+    by_component: dict[str, list[Version]] = {}
+    for version in versions:
+        by_component.setdefault(version.component, []).append(version)
+    return {name: restore_chain(session_id, chain) for name, chain in by_component.items()}
+
+
+def restore_chain(session_id: str, chain: Sequence[Version]) -> bytes:
+    """The bytes of the last version of a chain."""
+    last = chain[-1]
+    row = f"{session_id!r}/{last.component!r}@{last.revision}"
+    frames = [bytes(version.frame) for version in chain if version.frame is not None]
+    linked = chain[0].base_revision is None and all(b.base_revision == a.revision for a, b in zip(chain, chain[1:], strict=False))
+    if len(frames) != len(chain) or not linked or last.digest is None:
+        raise Corrupt("versions", row, "a frame of its chain is missing")
+    try:
+        data = delta.restore(frames, sizes=[version.size for version in chain])
+    except ValueError as error:
+        raise Corrupt("versions", row, str(error)) from error
+    if hashlib.sha256(data).digest() != bytes(last.digest):
+        raise Corrupt("versions", row, "its bytes do not match their digest")
+    return data
+
+
+def history(session_id: str) -> Op[list[Version]]:
+    """Every version of the session without its frame, oldest first in each component."""
+    rows = yield from fetch(
+        """
+        SELECT component, revision, full_revision, base_revision, digest, size
+        FROM {versions}
+        WHERE session_id = :session_id
+        ORDER BY component, revision
+        """,
+        session_id=session_id,
+    )
+    return [Version(row[0], row[1], row[2], row[3], row[4], row[5], None) for row in rows]
+
+
+def chain_of(session_id: str, component: str, *, full_revision: int, revision: int) -> Op[list[Version]]:
+    """The frames that rebuild one version."""
+    rows = yield from fetch(
+        """
+        SELECT component, revision, full_revision, base_revision, digest, size, frame
+        FROM {versions}
+        WHERE session_id = :session_id AND component = :component
+          AND revision >= :full_revision AND revision <= :revision
+        ORDER BY revision
+        """,
+        session_id=session_id,
+        component=component,
+        full_revision=full_revision,
+        revision=revision,
+    )
+    return [Version(*row) for row in rows]
+
+
+def make_whole(session_id: str, version: Version, frame: bytes) -> Op[bool]:
+    """Turn a delta into a full frame, and let the versions after it start their chain there. False if it moved on."""
+    changed = yield from execute(
+        """
+        UPDATE {versions} SET frame = :frame, base_revision = NULL, full_revision = revision
+        WHERE session_id = :session_id AND component = :component AND revision = :revision
+          AND digest = :digest AND base_revision = :base_revision
+        """,
+        session_id=session_id,
+        component=version.component,
+        revision=version.revision,
+        digest=version.digest,
+        base_revision=version.base_revision,
+        frame=frame,
+    )
+    if changed != 1:
+        return False
+    yield from execute(
+        """
+        UPDATE {versions} SET full_revision = :revision
+        WHERE session_id = :session_id AND component = :component
+          AND revision > :revision AND full_revision = :full_revision
+        """,
+        session_id=session_id,
+        component=version.component,
+        revision=version.revision,
+        full_revision=version.full_revision,
+    )
+    yield from execute(
+        """
+        UPDATE {components} SET full_revision = :revision, chain = (
+            SELECT COUNT(*) FROM {versions} v
+            WHERE v.session_id = {components}.session_id AND v.component = {components}.component
+              AND v.revision >= :revision AND v.revision <= {components}.revision)
+        WHERE session_id = :session_id AND component = :component AND full_revision = :full_revision
+          AND revision >= :revision
+        """,
+        session_id=session_id,
+        component=version.component,
+        revision=version.revision,
+        full_revision=version.full_revision,
+    )
+    return True
