@@ -1,0 +1,1 @@
+"""What the tests stand on: a real PostgreSQL, and nothing that decides an outcome."""
