@@ -1,0 +1,1 @@
+"""Attachment bytes: where they are kept, behind one small protocol."""
