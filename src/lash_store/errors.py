@@ -1,26 +1,26 @@
 """Every error of the store, and the two questions its type answers: did anything change, and may I repeat the call?
 
-    StoreError
-    ├── Refused               the store said no and changed nothing
-    │   ├── RevisionConflict      the head is at another revision: load, decide again, commit again
-    │   ├── TurnConflict          this turn id was committed with other content
-    │   ├── NodeConflict          this node id exists with other content, or twice in one commit
-    │   ├── SessionMismatch       a value that belongs to one session was given to another
-    │   ├── SessionDeleted        the session, or the incarnation a handle remembers, is gone
-    │   ├── ClaimLost             another worker claimed the work after the lease passed
-    │   ├── ReplayConflict        this key was used with other content
-    │   ├── NotFound              no such session, node, batch, attachment …; also beyond `retention`
-    │   ├── NotPermitted          the database role lacks the right
-    │   ├── InvalidArgument       a combination of arguments that has no meaning
-    │   ├── LimitExceeded         a named limit, with the path inside the value
-    │   └── Unstorable            a value that has no faithful stored form, with the path inside it
-    ├── Unavailable           repeat the same call with the same keys: it is safe
-    │   ├── Busy                  contention or a timeout; nothing was written
-    │   ├── Disconnected          the outcome is unknown; repeating with `key` resolves it
-    │   └── StorageFull           no room left; reads go on, writes resume when there is room
-    ├── Corrupt               stored bytes do not match their digest or do not decode; names the row
-    ├── SchemaMismatch        the database is at another version than the library; names the command to run
-    └── Misuse                called after fork, from another event loop, inside a transaction, or after close
+StoreError
+├── Refused               the store said no and changed nothing
+│   ├── RevisionConflict      the head is at another revision: load, decide again, commit again
+│   ├── TurnConflict          this turn id was committed with other content
+│   ├── NodeConflict          this node id exists with other content, or twice in one commit
+│   ├── SessionMismatch       a value that belongs to one session was given to another
+│   ├── SessionDeleted        the session, or the incarnation a handle remembers, is gone
+│   ├── ClaimLost             another worker claimed the work after the lease passed
+│   ├── ReplayConflict        this key was used with other content
+│   ├── NotFound              no such session, node, batch, attachment …; also beyond `retention`
+│   ├── NotPermitted          the database role lacks the right
+│   ├── InvalidArgument       a combination of arguments that has no meaning
+│   ├── LimitExceeded         a named limit, with the path inside the value
+│   └── Unstorable            a value that has no faithful stored form, with the path inside it
+├── Unavailable           repeat the same call with the same keys: it is safe
+│   ├── Busy                  contention or a timeout; nothing was written
+│   ├── Disconnected          the outcome is unknown; repeating with `key` resolves it
+│   └── StorageFull           no room left; reads go on, writes resume when there is room
+├── Corrupt               stored bytes do not match their digest or do not decode; names the row
+├── SchemaMismatch        the database is at another version than the library; names the command to run
+└── Misuse                called after fork, from another event loop, inside a transaction, or after close
 """
 
 from __future__ import annotations
@@ -245,7 +245,9 @@ class Disconnected(Unavailable):
 
     def __init__(self, why: str, *, key: str | None = None) -> None:
         hint = f" with key {key!r}" if key is not None else ""
-        super().__init__(f"{why}. The outcome is unknown; repeat the same call{hint}, it returns the first result.", why=why, key=key)
+        super().__init__(
+            f"{why}. The outcome is unknown; repeat the same call{hint}, it returns the first result.", why=why, key=key
+        )
 
 
 class StorageFull(Unavailable):
@@ -277,7 +279,9 @@ class SchemaMismatch(StoreError):
     expected: int
 
     def __init__(self, why: str, *, found: int, expected: int) -> None:
-        super().__init__(f"database at schema version {found}, library at {expected}: {why}.", found=found, expected=expected, why=why)
+        super().__init__(
+            f"database at schema version {found}, library at {expected}: {why}.", found=found, expected=expected, why=why
+        )
 
 
 class Misuse(StoreError):

@@ -105,7 +105,9 @@ class Claim(Struct, frozen=True, kw_only=True):
         for batch_id in chosen:
             if batch_id not in held:
                 raise NotFound("batch", batch_id, within=self.session_id)
-        return Completion(session_id=self.session_id, claim_id=self.claim_id, token=self.token, fence=self.fence, batch_ids=chosen)
+        return Completion(
+            session_id=self.session_id, claim_id=self.claim_id, token=self.token, fence=self.fence, batch_ids=chosen
+        )
 
 
 class Depth(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -217,7 +218,7 @@ def restore_chain(session_id: str, chain: Sequence[Version]) -> bytes:
     last = chain[-1]
     row = f"{session_id!r}/{last.component!r}@{last.revision}"
     frames = [bytes(version.frame) for version in chain if version.frame is not None]
-    linked = chain[0].base_revision is None and all(b.base_revision == a.revision for a, b in zip(chain, chain[1:], strict=False))
+    linked = chain[0].base_revision is None and all(b.base_revision == a.revision for a, b in pairwise(chain))
     if len(frames) != len(chain) or not linked or last.digest is None:
         raise Corrupt("versions", row, "a frame of its chain is missing")
     try:

@@ -248,9 +248,7 @@ def _park_exhausted(session_id: str, now_ms: int) -> Op[None]:
     yield from refresh_ready([session_id])
 
 
-def _stamp(
-    head: Head, chosen: Sequence[StoredBatch], *, owner: str, token: str, lease_ms: int, now_ms: int
-) -> Op[Claimed]:
+def _stamp(head: Head, chosen: Sequence[StoredBatch], *, owner: str, token: str, lease_ms: int, now_ms: int) -> Op[Claimed]:
     """Write the lease. The session's fence only grows, so every claim of the session has a higher one than all before it."""
     fence = head.fence + 1
     claimed = Claimed(
@@ -345,10 +343,7 @@ def settle_rows(session_id: str, rows: Sequence[StoredBatch], now_ms: int) -> Op
         SET batch_id = excluded.batch_id, enqueue_seq = excluded.enqueue_seq, intent = excluded.intent,
             settled_ms = excluded.settled_ms
         """,
-        [
-            {"source_key": row.key, "batch_id": row.batch_id, "enqueue_seq": row.enqueue_seq, "intent": row.intent}
-            for row in rows
-        ],
+        [{"source_key": row.key, "batch_id": row.batch_id, "enqueue_seq": row.enqueue_seq, "intent": row.intent} for row in rows],
         session_id=session_id,
         now_ms=now_ms,
     )

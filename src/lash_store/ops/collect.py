@@ -51,9 +51,7 @@ def plan(session_id: str, versions: Sequence[Version], keep_checkpoints: int) ->
     firsts = {version.component: version for version in reversed(kept)}
     whole = tuple(first for first in firsts.values() if first.base_revision is not None)
     doomed = len(versions) - len(kept)
-    return Plan(
-        session_id=session_id, floor=floor, whole=whole, scanned=len(versions), kept=len(kept), doomed=doomed
-    )
+    return Plan(session_id=session_id, floor=floor, whole=whole, scanned=len(versions), kept=len(kept), doomed=doomed)
 
 
 def _base(versions: Sequence[Version], component: str, floor: int) -> int:

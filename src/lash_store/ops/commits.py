@@ -134,9 +134,7 @@ def _write_settings(prepared: PreparedCommit, *, revision: int, now_ms: int) -> 
         yield from frames.replace_frames(prepared.session_id, prepared.frames, revision=revision, now_ms=now_ms)
 
 
-def _enqueue(
-    prepared: PreparedCommit, heads: Mapping[str, Head], *, now_ms: int, retention_ms: int
-) -> Op[tuple[str, ...]]:
+def _enqueue(prepared: PreparedCommit, heads: Mapping[str, Head], *, now_ms: int, retention_ms: int) -> Op[tuple[str, ...]]:
     """Follow-up work in the same transaction; the ids it has, whether stored now or before."""
     if not prepared.enqueues:
         return ()
@@ -426,4 +424,3 @@ def check_at_revision(head: Head, revision: int) -> None:
         raise NotFound("revision", str(revision), within=head.session_id)
     if revision < head.history_floor:
         raise NotFound("revision", str(revision), within=head.session_id, retention=True)
-

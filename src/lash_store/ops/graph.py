@@ -7,6 +7,7 @@ says where it forked off. A path is then a handful of range scans, one for each 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct, UnsetType
 
@@ -273,13 +274,13 @@ def _plan(
         known = stored.get(draft.node_id)
         if known is None:
             branch, depth = places.place(draft.node_id)
-            inserts.append(
-                Placed(node=draft, parent_id=parents[draft.node_id], branch=branch, depth=depth, position=position)
-            )
+            inserts.append(Placed(node=draft, parent_id=parents[draft.node_id], branch=branch, depth=depth, position=position))
             position += 1
             continue
         if parents[draft.node_id] != known.parent_id:
-            raise NodeConflict(session_id, node_id=draft.node_id, why=f"hangs on {known.parent_id!r}, not {parents[draft.node_id]!r}")
+            raise NodeConflict(
+                session_id, node_id=draft.node_id, why=f"hangs on {known.parent_id!r}, not {parents[draft.node_id]!r}"
+            )
         if _digest_of(draft, known.parent_id) != known.digest:
             matches.append(draft)
         if known.tombstoned:
@@ -502,9 +503,7 @@ class NodeRow(Struct, frozen=True):
         """Whether the node is live now, or was as of a commit."""
         if at_revision is None:
             return self.tombstone_revision is None
-        return self.created_revision <= at_revision and (
-            self.tombstone_revision is None or self.tombstone_revision > at_revision
-        )
+        return self.created_revision <= at_revision and (self.tombstone_revision is None or self.tombstone_revision > at_revision)
 
 
 def path_rows(session_id: str, leaf_id: str, last: int = WHOLE_PATH) -> Op[list[NodeRow]]:
@@ -581,7 +580,7 @@ def _verify_edges(session_id: str, leaf_id: str, rows: Sequence[NodeRow], last: 
     """Parent edges are authoritative: a path read through runs must agree with them, edge by edge."""
     if not rows or rows[-1].node_id != leaf_id:
         raise Corrupt("nodes", f"{session_id!r}/{leaf_id!r}", "the leaf of the session is missing")
-    for above, below in zip(rows, rows[1:], strict=False):
+    for above, below in pairwise(rows):
         if below.parent_id != above.node_id or below.depth != above.depth + 1:
             raise Corrupt("nodes", f"{session_id!r}/{below.node_id!r}", f"its ancestor {below.parent_id!r} is missing")
     first = rows[0]
@@ -595,9 +594,7 @@ def verified(session_id: str, row: NodeRow) -> Node:
     name = f"{session_id!r}/{row.node_id!r}"
     if row.body is None:
         raise NotFound("node", row.node_id, within=session_id, retention=True)
-    actual = node_digest(
-        row.node_id, row.parent_id, kind=row.kind, body=row.body, frame_id=row.frame_id, caused_by=row.caused_by
-    )
+    actual = node_digest(row.node_id, row.parent_id, kind=row.kind, body=row.body, frame_id=row.frame_id, caused_by=row.caused_by)
     check(bytes(row.digest), actual, table="nodes", row=name)
     return Node(
         node_id=row.node_id,
@@ -609,4 +606,3 @@ def verified(session_id: str, row: NodeRow) -> Node:
         created_ms=row.created_ms,
         position=row.position,
     )
-

@@ -126,9 +126,7 @@ def _optional_or_unset(value: str | None | UnsetType, encoder: Encoder, path: st
     return UNSET if isinstance(value, UnsetType) else encoder.optional_id(value, path)
 
 
-def _nodes(
-    session_id: str, turn_id: str | None, drafts: Sequence[NodeDraft], encoder: Encoder
-) -> tuple[PreparedNode, ...]:
+def _nodes(session_id: str, turn_id: str | None, drafts: Sequence[NodeDraft], encoder: Encoder) -> tuple[PreparedNode, ...]:
     nodes: list[PreparedNode] = []
     seen: set[str] = set()
     for ordinal, draft in enumerate(drafts):
@@ -142,9 +140,7 @@ def _nodes(
     return tuple(nodes)
 
 
-def _node_id(
-    session_id: str, turn_id: str | None, ordinal: int, draft: NodeDraft, encoder: Encoder, path: str
-) -> str:
+def _node_id(session_id: str, turn_id: str | None, ordinal: int, draft: NodeDraft, encoder: Encoder, path: str) -> str:
     if draft.node_id is not None:
         return encoder.id(draft.node_id, f"{path}.node_id")
     return mint("n:") if turn_id is None else derived_node_id(session_id, turn_id, ordinal)
@@ -217,9 +213,7 @@ def prepare_completion(claim: object, encoder: Encoder, path: str) -> Completion
         claim_id=encoder.id(completion.claim_id, f"{path}.claim_id"),
         token=encoder.id(completion.token, f"{path}.token"),
         fence=encoder.counter(completion.fence, f"{path}.fence"),
-        batch_ids=tuple(
-            encoder.id(batch_id, f"{path}.batch_ids[{i}]") for i, batch_id in enumerate(completion.batch_ids)
-        ),
+        batch_ids=tuple(encoder.id(batch_id, f"{path}.batch_ids[{i}]") for i, batch_id in enumerate(completion.batch_ids)),
     )
 
 
@@ -267,7 +261,7 @@ def prepare_batch(session_id: str, draft: BatchDraft, encoder: Encoder, path: st
     )
 
 
-def _choice(value: object, kind: type[Delivery] | type[Slot], path: str) -> str:
+def _choice(value: object, kind: type[Delivery | Slot], path: str) -> str:
     if not isinstance(value, str) or value not in kind._value2member_map_:
         raise InvalidArgument(path, f"must be one of {', '.join(kind)}")
     return str(kind(value))
@@ -318,16 +312,17 @@ def _with_intent(prepared: PreparedCommit, commit: Commit, drafts: Sequence[Node
 def intent_of(prepared: PreparedCommit, commit: Commit, drafts: Sequence[NodeDraft]) -> bytes:
     """The hash of what a turn says: its content, without revisions, claims, clocks and minted ids. Golden vectors pin it."""
     ordinals = {node.node_id: i for i, node in enumerate(prepared.nodes)}
-    frames = None if isinstance(commit.frames, UnsetType) else [
-        [frame.frame_id, frame.body, None if frame.state is None else hashlib.sha256(frame.state).hexdigest()]
-        for frame in commit.frames
-    ]
+    frames = (
+        None
+        if isinstance(commit.frames, UnsetType)
+        else [
+            [frame.frame_id, frame.body, None if frame.state is None else hashlib.sha256(frame.state).hexdigest()]
+            for frame in commit.frames
+        ]
+    )
     projection = [
         prepared.graph,
-        [
-            [draft.kind, draft.body, draft.frame_id, draft.caused_by, _shape(draft.parent_id, ordinals)]
-            for draft in drafts
-        ],
+        [[draft.kind, draft.body, draft.frame_id, draft.caused_by, _shape(draft.parent_id, ordinals)] for draft in drafts],
         _shape(prepared.leaf, ordinals),
         sorted((name, None if data is None else hashlib.sha256(data).hexdigest()) for name, data in commit.checkpoint.items()),
         ["unset"] if commit.config is UNSET else ["set", commit.config],

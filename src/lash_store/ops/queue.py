@@ -66,9 +66,7 @@ class StoredBatch(Struct, frozen=True):
         return self.token is not None and self.expires_ms is not None and self.expires_ms > now_ms
 
 
-def batch_digest(
-    batch_id: str, source_key: str | None, *, delivery: str, slot: str, merge_key: str, payloads: str
-) -> bytes:
+def batch_digest(batch_id: str, source_key: str | None, *, delivery: str, slot: str, merge_key: str, payloads: str) -> bytes:
     """The digest that ties a batch's content to its id."""
     return digest("batch-row/1", batch_id, source_key, delivery, slot, merge_key, payloads)
 
@@ -127,9 +125,7 @@ def _stored_by_key(batches: Sequence[PreparedBatch]) -> Op[list[StoredBatch]]:
     return [StoredBatch(*row) for row in rows]
 
 
-def _settled_by_key(
-    batches: Sequence[PreparedBatch], not_before_ms: int
-) -> Op[dict[tuple[str, str], tuple[Batch, bytes]]]:
+def _settled_by_key(batches: Sequence[PreparedBatch], not_before_ms: int) -> Op[dict[tuple[str, str], tuple[Batch, bytes]]]:
     rows = yield from fetch(
         """
         SELECT session_id, source_key, batch_id, enqueue_seq, intent, settled_ms
@@ -383,9 +379,7 @@ def cancel(session_id: str, batch_id: str, incarnation: int | None = None) -> Op
     return row, now_ms
 
 
-def park(
-    session_id: str, batch_id: str, reason: str, incarnation: int | None = None
-) -> Op[tuple[StoredBatch, int]]:
+def park(session_id: str, batch_id: str, reason: str, incarnation: int | None = None) -> Op[tuple[StoredBatch, int]]:
     """Take a batch out of delivery until it is unparked. A claim that holds it loses it."""
     yield from lock_session(session_id, incarnation)
     now_ms = yield from database_now()

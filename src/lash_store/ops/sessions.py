@@ -301,7 +301,7 @@ def purge_step(session_id: str, limit: int) -> Op[Purged]:
     now_ms = yield from database_now()
     counts: list[int] = [(yield from _purge_attachments(session_id, limit, now_ms))]
     for sql in PURGES:
-        counts.append((yield from execute(sql, session_id=session_id, limit=limit)))
+        counts += [(yield from execute(sql, session_id=session_id, limit=limit))]
     complete = all(count < limit for count in counts)
     if complete:
         changed = yield from execute(

@@ -148,6 +148,4 @@ def _nodes(parts: Parts) -> tuple[Node, ...]:
         return tuple(graph.verified(session_id, row) for row in parts.rows if row.visible(parts.at_revision))
     if parts.leaf_id is None:
         return ()
-    return graph.assemble_path(
-        session_id, parts.leaf_id, parts.rows, last=parts.last, at_revision=parts.at_revision
-    )
+    return graph.assemble_path(session_id, parts.leaf_id, parts.rows, last=parts.last, at_revision=parts.at_revision)
