@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any, NoReturn, cast
 
@@ -85,12 +85,18 @@ class Encoder:
         if value > maximum:
             raise LimitExceeded(limit, maximum=maximum, actual=_shown(value), path=path)
         if value < minimum:
-            raise LimitExceeded(limit, maximum=maximum, actual=f"{_shown(value)} (allowed from {minimum})", path=path)
+            raise LimitExceeded(limit, maximum=maximum, minimum=minimum, actual=_shown(value), path=path)
         return value
 
     def duration(self, value: object, path: str, *, minimum: int = 0) -> int:
         """A duration in milliseconds, at most ten years."""
         return self.counter(value, path, minimum=minimum, maximum=DURATION_MAX_MS, limit="DURATION_MAX_MS")
+
+    def items(self, value: object, path: str) -> Sequence[Any]:
+        """A list or tuple of things to be checked one by one; a text is not a list of its letters."""
+        if not isinstance(value, list | tuple):
+            raise Unstorable(path, f"must be a list or tuple, got {_type_name(value)}")
+        return cast("Sequence[Any]", value)
 
     def data(self, value: object, path: str, *, limit: str) -> bytes:
         """Bytes of our own that no caller can change any more; `limit` names the field of `Limits` that bounds them."""

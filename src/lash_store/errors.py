@@ -206,11 +206,13 @@ class LimitExceeded(Refused, ValueError):
     maximum: int
     path: str
 
-    def __init__(self, limit: str, *, maximum: int, actual: int | str, path: str) -> None:
+    def __init__(self, limit: str, *, maximum: int, actual: int | str, path: str, minimum: int | None = None) -> None:
+        over = f"exceeds {limit} = {maximum}. Make it smaller, or split it."
         super().__init__(
-            f"{path}: {actual} exceeds {limit} = {maximum}. Make it smaller, or split it.",
+            f"{path}: {actual} {over if minimum is None else f'is below {minimum}, the least that is allowed.'}",
             limit=limit,
             maximum=maximum,
+            minimum=minimum,
             actual=actual,
             path=path,
         )

@@ -41,8 +41,8 @@ class ByteStore(Protocol):
 
 def checked_id(attachment_id: str) -> str:
     """The id, once it is 64 lower-case hex digits. Nothing else may reach a path or a key."""
-    if not _ID.fullmatch(attachment_id):
-        raise NotFound("attachment", attachment_id[:_ID_SHOWN_CHARS])
+    if not isinstance(attachment_id, str) or not _ID.fullmatch(attachment_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotFound("attachment", str(attachment_id)[:_ID_SHOWN_CHARS])
     return attachment_id
 
 

@@ -284,7 +284,8 @@ def _after_fork_in_child() -> None:
     """Closing an inherited connection could delete a log that the parent still writes: leak it instead."""
     for connection in list(_open_connections):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
-        with suppress(OSError):
+        # A closed connection that is not collected yet has no file any more, and nothing to protect.
+        with suppress(OSError, apsw.ConnectionClosedError):
             _inherited.add(_identity(connection.filename))
 
 

@@ -76,7 +76,7 @@ def active_path(leaf: str | None = None, *, last: int | None = None) -> ActivePa
 
 
 class Branch(Struct, frozen=True, kw_only=True):
-    """A tip of the graph: a live node without live children."""
+    """A tip of the graph: the deepest live node of a run, unless a live branch goes on from it."""
 
     leaf_id: str
     depth: int

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from lash_store.errors import ClaimLost
 from lash_store.model.queue import Boundary, Completion, Delivery, Slot
 from lash_store.ops.heads import Head, lock_session, refresh_ready
-from lash_store.ops.queue import StoredBatch, batches_by_id
+from lash_store.ops.queue import StoredBatch, batches_by_id, check_row
 from lash_store.ops.statement import Op, database_now, execute, execute_many, fetch, fetch_one, ring
 
 
@@ -207,7 +207,11 @@ def _choose(session_id: str, boundary: Boundary, max_batches: int, now_ms: int) 
     if any(_exhausted(row) for row in ready):
         yield from _park_exhausted(session_id, now_ms)
         ready = yield from _ready(session_id, max_batches, now_ms)
-    return select_prefix(ready, boundary, max_batches)
+    chosen = select_prefix(ready, boundary, max_batches)
+    for row in chosen:
+        # A claim that cannot be read must not cost an attempt: refuse before anything is written.
+        check_row(row)
+    return chosen
 
 
 def _exhausted(row: StoredBatch) -> bool:

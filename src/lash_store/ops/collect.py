@@ -9,7 +9,7 @@ from msgspec import Struct
 from lash_store import delta
 from lash_store.ops import checkpoints
 from lash_store.ops.checkpoints import Version
-from lash_store.ops.heads import LIVE, lock_sessions
+from lash_store.ops.heads import LIVE, lock_sessions, look_session
 from lash_store.ops.statement import Op, execute, fetch
 
 
@@ -25,13 +25,15 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def session_ids(*, after: str, limit: int) -> Op[list[str]]:
-    """Live sessions that have checkpoint versions, in id order."""
+    """Live sessions that have versions of a checkpoint, a config or a frame, in id order."""
     rows = yield from fetch(
         """
         SELECT s.session_id
         FROM {sessions} s
         WHERE s.state = 'live' AND s.session_id > :after
-          AND EXISTS (SELECT 1 FROM {components} c WHERE c.session_id = s.session_id)
+          AND (EXISTS (SELECT 1 FROM {components} c WHERE c.session_id = s.session_id)
+               OR EXISTS (SELECT 1 FROM {configs} c WHERE c.session_id = s.session_id)
+               OR EXISTS (SELECT 1 FROM {frames} f WHERE f.session_id = s.session_id))
         ORDER BY s.session_id
         LIMIT :limit
         """,
@@ -41,12 +43,34 @@ def session_ids(*, after: str, limit: int) -> Op[list[str]]:
     return [row[0] for row in rows]
 
 
-def plan(session_id: str, versions: Sequence[Version], keep_checkpoints: int) -> Plan | None:
-    """Keep what the newest `keep_checkpoints` states of the checkpoint need. None when nothing is to be done."""
-    revisions = sorted({version.revision for version in versions})
-    if len(revisions) <= keep_checkpoints:
+class History(Struct, frozen=True):
+    """What there is to collect: versions without their frames, and every revision that changed checkpoint, config or frames."""
+
+    versions: list[Version]
+    revisions: list[int]
+
+
+def history(session_id: str) -> Op[History]:
+    """The history of one live session's state."""
+    yield from look_session(session_id)
+    rows = yield from fetch(
+        """
+        SELECT revision FROM {configs} WHERE session_id = :session_id
+        UNION
+        SELECT revision FROM {frames} WHERE session_id = :session_id
+        """,
+        session_id=session_id,
+    )
+    versions = yield from checkpoints.history(session_id)
+    return History(versions, sorted({row[0] for row in rows} | {version.revision for version in versions}))
+
+
+def plan(session_id: str, known: History, keep_checkpoints: int) -> Plan | None:
+    """Keep what the newest `keep_checkpoints` states of the session need. None when nothing is to be done."""
+    if len(known.revisions) <= keep_checkpoints:
         return None
-    floor = revisions[-keep_checkpoints]
+    floor = known.revisions[-keep_checkpoints]
+    versions = known.versions
     kept = [version for version in versions if version.revision >= _base(versions, version.component, floor)]
     firsts = {version.component: version for version in reversed(kept)}
     whole = tuple(first for first in firsts.values() if first.base_revision is not None)

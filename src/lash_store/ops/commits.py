@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct, UnsetType
@@ -29,6 +30,8 @@ def commit(prepared: PreparedCommit, *, retention_ms: int) -> Op[Receipt]:
     before = yield from _receipt_of_turn(prepared)
     if before is not None:
         return (yield from _replay(prepared, before, now_ms))
+    for batch in prepared.enqueues:
+        live(heads.get(batch.session_id), batch.session_id)
     if prepared.expected_revision is not None and prepared.expected_revision != head.revision:
         raise RevisionConflict(prepared.session_id, expected=prepared.expected_revision, actual=head.revision)
     settled = yield from claims.require_owned(prepared.session_id, prepared.completes)
@@ -66,8 +69,6 @@ def _lock(prepared: PreparedCommit) -> Op[Mapping[str, Head]]:
     if prepared.session_id not in heads:
         yield from _create(prepared)
         heads = yield from lock_sessions(sorted(ids))
-    for batch in prepared.enqueues:
-        live(heads.get(batch.session_id), batch.session_id)
     return heads
 
 
@@ -90,9 +91,10 @@ def _receipt_of_turn(prepared: PreparedCommit) -> Op[Receipt | None]:
     row = yield from _row_of_turn(prepared.session_id, prepared.turn_id)
     if row is None:
         return None
+    before = stored_receipt(row, replayed=True)
     if bytes(row[5]) != prepared.intent:
-        raise TurnConflict(prepared.session_id, turn_id=prepared.turn_id, revision=row[1])
-    return stored_receipt(row, replayed=True)
+        raise TurnConflict(prepared.session_id, turn_id=prepared.turn_id, revision=before.revision)
+    return before
 
 
 def _replay(prepared: PreparedCommit, receipt: Receipt, now_ms: int) -> Op[Receipt]:
@@ -324,6 +326,9 @@ def page(session_id: str, *, after: int, limit: int, incarnation: int | None = N
         after=after,
         limit=limit,
     )
+    for earlier, later in pairwise(rows):
+        if later[1] != earlier[1] + 1:
+            raise Corrupt("commits", f"{session_id!r}@{earlier[1] + 1}", "the row is missing")
     cursor = str(rows[-1][1]) if len(rows) == limit else None
     return CommitPage(commits=tuple(stored_record(row) for row in rows), cursor=cursor)
 

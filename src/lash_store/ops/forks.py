@@ -12,7 +12,7 @@ from lash_store.ops.checkpoints import PreparedComponent, Version
 from lash_store.ops.commits import CommitRow
 from lash_store.ops.heads import LIVE, Head, live, lock_sessions, look_session
 from lash_store.ops.sessions import NewSession
-from lash_store.ops.statement import Op, database_now, execute, fetch_one, ring
+from lash_store.ops.statement import Op, database_now, execute, fetch, fetch_one, ring
 
 
 class ForkPoint(Struct, frozen=True, kw_only=True):
@@ -76,6 +76,7 @@ def fork(plan: Fork) -> Op[Session]:
     now_ms = yield from database_now()
     copied = yield from _copy_path(plan)
     yield from _copy_state(plan)
+    yield from _copy_attachments(plan)
     versions, after = checkpoints.plan_versions(plan.components, {}, 1)
     yield from checkpoints.write_versions(new_id, versions, after)
     whole = checkpoints.checkpoint_digest(after)
@@ -201,6 +202,31 @@ def _copy_state(plan: Fork) -> Op[None]:
         new_id=plan.new.session_id,
         source_id=plan.point.source_id,
         revision=revision,
+    )
+
+
+def _copy_attachments(plan: Fork) -> Op[None]:
+    """The fork holds what its source's commits named: a sweep keeps the bytes when the source is gone."""
+    yield from fetch(
+        """
+        SELECT d.attachment_id FROM {digests} d
+        WHERE d.attachment_id IN (
+            SELECT a.attachment_id FROM {attachments} a WHERE a.session_id = :source_id AND a.committed_ms IS NOT NULL)
+        ORDER BY d.attachment_id
+        {for_update}
+        """,
+        source_id=plan.point.source_id,
+    )
+    yield from execute(
+        """
+        INSERT INTO {attachments} (session_id, attachment_id, media_type, byte_len, label, width, height, intent_ms,
+                                   committed_ms)
+        SELECT CAST(:new_id AS TEXT), attachment_id, media_type, byte_len, label, width, height, intent_ms, committed_ms
+        FROM {attachments}
+        WHERE session_id = :source_id AND committed_ms IS NOT NULL
+        """,
+        source_id=plan.point.source_id,
+        new_id=plan.new.session_id,
     )
 
 

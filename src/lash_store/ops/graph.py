@@ -137,8 +137,9 @@ def plan_append(
 ) -> GraphPlan:
     """Place new nodes under their parents; equal ones are left alone, tombstoned ones come back to life."""
     parents = _parents(drafts, stored, first=head.leaf_id)
-    for parent_id in parents.values():
-        if parent_id is not None and parent_id not in parents:
+    for node_id, parent_id in parents.items():
+        # A node that is stored already hangs where it hangs; only a new one needs a live parent.
+        if node_id not in stored and parent_id is not None and parent_id not in parents:
             _require_live(session_id, parent_id, stored)
     return _plan(session_id, drafts, parents, _leaf_after(session_id, drafts, leaf, head, stored), head, stored)
 
@@ -592,8 +593,10 @@ def _verify_edges(session_id: str, leaf_id: str, rows: Sequence[NodeRow], last: 
 def verified(session_id: str, row: NodeRow) -> Node:
     """A node whose stored bytes match their digest."""
     name = f"{session_id!r}/{row.node_id!r}"
-    if row.body is None:
+    if row.body is None and row.tombstone_revision is not None:
         raise NotFound("node", row.node_id, within=session_id, retention=True)
+    if row.body is None:
+        raise Corrupt("nodes", name, "a live node has no body")
     actual = node_digest(row.node_id, row.parent_id, kind=row.kind, body=row.body, frame_id=row.frame_id, caused_by=row.caused_by)
     check(bytes(row.digest), actual, table="nodes", row=name)
     return Node(

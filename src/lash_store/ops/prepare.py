@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -36,6 +36,7 @@ class PreparedCommit(Struct, frozen=True, kw_only=True):
     graph: str
     nodes: tuple[PreparedNode, ...]
     leaf: str | None | UnsetType
+    checkpoint: Mapping[str, bytes | None]
     components: tuple[PreparedComponent, ...]
     config: str | UnsetType
     frames: tuple[PreparedFrame, ...] | UnsetType
@@ -53,9 +54,10 @@ def prepare_commit(session_id: str, commit: Commit, encoder: Encoder, incarnatio
     session_id = encoder.id(session_id, "session_id")
     if commit.session_id is not None and commit.session_id != session_id:
         raise SessionMismatch(bound=session_id, attempted=encoder.id(commit.session_id, "commit.session_id"))
-    _check_blind(commit)
     turn_id = encoder.optional_id(commit.turn_id, "commit.turn_id")
-    drafts = _drafts(commit.graph)
+    drafts = _drafts(commit.graph, encoder)
+    checkpoint = _checkpoint(commit.checkpoint, encoder)
+    _check_blind(commit)
     prepared = PreparedCommit(
         session_id=session_id,
         incarnation=incarnation,
@@ -65,30 +67,26 @@ def prepare_commit(session_id: str, commit: Commit, encoder: Encoder, incarnatio
         graph=_graph_kind(commit.graph),
         nodes=_nodes(session_id, turn_id, drafts, encoder),
         leaf=_optional_or_unset(commit.graph.leaf, encoder, "commit.graph.leaf"),
+        checkpoint=checkpoint,
         components=(),
         config=UNSET if commit.config is UNSET else encoder.json(commit.config, "commit.config"),
         frames=UNSET if isinstance(commit.frames, UnsetType) else _frames(commit.frames, encoder),
         current_frame_id=_optional_or_unset(commit.current_frame_id, encoder, "commit.current_frame_id"),
-        usage=tuple(_usage(entry, encoder, f"commit.usage[{i}]") for i, entry in enumerate(_items(commit.usage, "commit.usage"))),
+        usage=tuple(
+            _usage(entry, encoder, f"commit.usage[{i}]") for i, entry in enumerate(encoder.items(commit.usage, "commit.usage"))
+        ),
         completes=_completes(session_id, commit.completes, encoder),
         enqueues=_enqueues(session_id, commit.enqueues, encoder),
         attachments=_attachments(commit.attachments, encoder),
         intent=b"",
     )
-    sizes = _component_sizes(commit, encoder)
-    _check_budget(prepared, sizes, encoder)
+    _check_budget(prepared, encoder)
     return _with_intent(prepared, commit, drafts)
 
 
 def _require(value: object, kind: type, path: str) -> None:
     if not isinstance(value, kind):
         raise Unstorable(path, f"must be a {kind.__name__}, got {type(value).__name__}")
-
-
-def _items(values: Sequence[Any], path: str) -> Sequence[Any]:
-    if not isinstance(values, list | tuple):
-        raise Unstorable(path, f"must be a list or tuple, got {type(values).__name__}")
-    return values
 
 
 def _check_blind(commit: Commit) -> None:
@@ -108,10 +106,10 @@ def _check_blind(commit: Commit) -> None:
         raise InvalidArgument("commit.expected_revision", "must be the revision you loaded, unless the graph change is Append")
 
 
-def _drafts(graph: object) -> Sequence[NodeDraft]:
+def _drafts(graph: object, encoder: Encoder) -> Sequence[NodeDraft]:
     if not isinstance(graph, Append | Replace | Unchanged):
         raise Unstorable("commit.graph", f"must be Append, Replace or Unchanged, got {type(graph).__name__}")
-    return () if isinstance(graph, Unchanged) else _items(graph.nodes, "commit.graph.nodes")
+    return () if isinstance(graph, Unchanged) else encoder.items(graph.nodes, "commit.graph.nodes")
 
 
 def _graph_kind(graph: GraphChange) -> str:
@@ -159,7 +157,7 @@ def _node(draft: NodeDraft, node_id: str, encoder: Encoder, path: str) -> Prepar
 
 def _frames(frames: Sequence[Frame], encoder: Encoder) -> tuple[PreparedFrame, ...]:
     prepared: list[PreparedFrame] = []
-    for i, frame in enumerate(_items(frames, "commit.frames")):
+    for i, frame in enumerate(encoder.items(frames, "commit.frames")):
         path = f"commit.frames[{i}]"
         _require(frame, Frame, path)
         frame_id = encoder.id(frame.frame_id, f"{path}.frame_id")
@@ -191,7 +189,7 @@ def _usage(entry: Usage, encoder: Encoder, path: str) -> Usage:
 def _completes(session_id: str, claims: Sequence[Claim | Completion], encoder: Encoder) -> tuple[Completion, ...]:
     completions: list[Completion] = []
     seen: set[str] = set()
-    for i, claim in enumerate(_items(claims, "commit.completes")):
+    for i, claim in enumerate(encoder.items(claims, "commit.completes")):
         completion = prepare_completion(claim, encoder, f"commit.completes[{i}]")
         if completion.session_id != session_id:
             raise SessionMismatch(bound=session_id, attempted=completion.session_id)
@@ -219,7 +217,7 @@ def prepare_completion(claim: object, encoder: Encoder, path: str) -> Completion
 
 def _enqueues(session_id: str, drafts: Sequence[BatchDraft], encoder: Encoder) -> tuple[PreparedBatch, ...]:
     batches: dict[tuple[str, str], PreparedBatch] = {}
-    for i, draft in enumerate(_items(drafts, "commit.enqueues")):
+    for i, draft in enumerate(encoder.items(drafts, "commit.enqueues")):
         path = f"commit.enqueues[{i}]"
         _require(draft, BatchDraft, path)
         batch = prepare_batch(session_id if draft.session_id is None else draft.session_id, draft, encoder, path)
@@ -237,7 +235,7 @@ def prepare_batch(session_id: str, draft: BatchDraft, encoder: Encoder, path: st
         raise InvalidArgument(f"{path}.source_key", "must not start with 'qwb:', which names batches")
     if not batch_id.startswith("qwb:"):
         raise InvalidArgument(f"{path}.batch_id", "must start with 'qwb:'")
-    payloads = list(_items(draft.payloads, f"{path}.payloads"))
+    payloads = list(encoder.items(draft.payloads, f"{path}.payloads"))
     if len(payloads) > encoder.limits.batch_payloads:
         maximum = encoder.limits.batch_payloads
         raise LimitExceeded("batch_payloads", maximum=maximum, actual=len(payloads), path=f"{path}.payloads")
@@ -268,25 +266,27 @@ def _choice(value: object, kind: type[Delivery | Slot], path: str) -> str:
 
 
 def _attachments(ids: Sequence[str], encoder: Encoder) -> tuple[str, ...]:
-    given = [encoder.id(value, f"commit.attachments[{i}]") for i, value in enumerate(_items(ids, "commit.attachments"))]
+    given = [encoder.id(value, f"commit.attachments[{i}]") for i, value in enumerate(encoder.items(ids, "commit.attachments"))]
     return tuple(sorted(set(given)))
 
 
-def _component_sizes(commit: Commit, encoder: Encoder) -> int:
-    total = 0
-    for name, data in commit.checkpoint.items():
-        encoder.id(name, "commit.checkpoint key")
-        if data is not None:
-            total += len(encoder.data(data, f"commit.checkpoint[{name!r}]", limit="component_bytes"))
-    return total
+def _checkpoint(checkpoint: object, encoder: Encoder) -> dict[str, bytes | None]:
+    """Bytes of our own: what is hashed here is what is compressed and stored later."""
+    if not isinstance(checkpoint, Mapping):
+        raise Unstorable("commit.checkpoint", f"must be a mapping of names to bytes, got {type(checkpoint).__name__}")
+    kept: dict[str, bytes | None] = {}
+    for name, data in checkpoint.items():
+        path = f"commit.checkpoint[{encoder.id(name, 'commit.checkpoint key')!r}]"
+        kept[name] = None if data is None else encoder.data(data, path, limit="component_bytes")
+    return kept
 
 
-def _check_budget(prepared: PreparedCommit, component_bytes: int, encoder: Encoder) -> None:
+def _check_budget(prepared: PreparedCommit, encoder: Encoder) -> None:
     """One commit is one transaction: its rows and bytes are bounded, and a breach says what took the room."""
     frames = () if isinstance(prepared.frames, UnsetType) else prepared.frames
     bytes_by_part = {
         "nodes": sum(len(node.body) + len(node.caused_by or "") for node in prepared.nodes),
-        "checkpoint": component_bytes,
+        "checkpoint": sum(len(data or b"") for data in prepared.checkpoint.values()),
         "frames": sum(len(frame.body) + len(frame.state or b"") for frame in frames),
         "enqueues": sum(len(batch.payloads) for batch in prepared.enqueues),
     }
@@ -324,7 +324,7 @@ def intent_of(prepared: PreparedCommit, commit: Commit, drafts: Sequence[NodeDra
         prepared.graph,
         [[draft.kind, draft.body, draft.frame_id, draft.caused_by, _shape(draft.parent_id, ordinals)] for draft in drafts],
         _shape(prepared.leaf, ordinals),
-        sorted((name, None if data is None else hashlib.sha256(data).hexdigest()) for name, data in commit.checkpoint.items()),
+        sorted((name, None if data is None else hashlib.sha256(data).hexdigest()) for name, data in prepared.checkpoint.items()),
         ["unset"] if commit.config is UNSET else ["set", commit.config],
         frames,
         ["unset"] if isinstance(commit.current_frame_id, UnsetType) else ["set", commit.current_frame_id],

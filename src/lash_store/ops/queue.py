@@ -93,7 +93,9 @@ def insert_batches(
     batches: Sequence[PreparedBatch], heads: Mapping[str, Head], *, now_ms: int, retention_ms: int
 ) -> Op[Enqueued]:
     """Store the batches whose keys are new, in order, under the locks of their sessions."""
-    known = {(row.session_id, row.key): row for row in (yield from _stored_by_key(batches))}
+    found = yield from _stored_by_key(batches)
+    _refuse_reused_ids(batches, found)
+    known = {(row.session_id, row.key): row for row in found}
     settled = yield from _settled_by_key(batches, now_ms - retention_ms)
     fresh: list[tuple[PreparedBatch, int]] = []
     next_seq = {session_id: head.next_enqueue_seq for session_id, head in heads.items()}
@@ -111,16 +113,25 @@ def insert_batches(
     return Enqueued(tuple(stored), tuple(batch for batch, _ in settled.values()), now_ms)
 
 
+def _refuse_reused_ids(batches: Sequence[PreparedBatch], found: Sequence[StoredBatch]) -> None:
+    """A batch id names one batch: it cannot come back under another key, stored or in the same call."""
+    keys = {(row.session_id, row.batch_id): row.key for row in found}
+    for batch in batches:
+        if keys.setdefault((batch.session_id, batch.batch_id), batch.key) != batch.key:
+            raise ReplayConflict("batch", key=batch.batch_id, owner=batch.session_id)
+
+
 def _stored_by_key(batches: Sequence[PreparedBatch]) -> Op[list[StoredBatch]]:
     rows = yield from fetch(
         """
         SELECT session_id, enqueue_seq, batch_id, source_key, delivery, slot, merge_key, payloads, digest, intent, available_ms,
                enqueued_ms, attempts, max_attempts, fence, parked_ms, parked_reason, token, expires_ms
         FROM {batches}
-        WHERE session_id {any_text:session_ids} AND (source_key {any_text:keys} OR batch_id {any_text:keys})
+        WHERE session_id {any_text:session_ids} AND (source_key {any_text:keys} OR batch_id {any_text:ids})
         """,
         session_ids=sorted({batch.session_id for batch in batches}),
         keys=sorted({batch.key for batch in batches}),
+        ids=sorted({batch.batch_id for batch in batches}),
     )
     return [StoredBatch(*row) for row in rows]
 
@@ -248,9 +259,8 @@ def _advance(fresh: Sequence[tuple[PreparedBatch, int]], next_seq: Mapping[str, 
 # --- looking --------------------------------------------------------------------------------------------------------------
 
 
-def verified(row: StoredBatch, now_ms: int) -> Batch:
-    """A batch whose stored bytes match their digest, in the state it has at this instant."""
-    name = f"{row.session_id!r}/{row.batch_id!r}"
+def check_row(row: StoredBatch) -> None:
+    """Corrupt unless the stored bytes match their digest."""
     actual = batch_digest(
         row.batch_id,
         row.source_key,
@@ -259,7 +269,13 @@ def verified(row: StoredBatch, now_ms: int) -> Batch:
         merge_key=row.merge_key,
         payloads=row.payloads,
     )
-    check(bytes(row.digest), actual, table="batches", row=name)
+    check(bytes(row.digest), actual, table="batches", row=f"{row.session_id!r}/{row.batch_id!r}")
+
+
+def verified(row: StoredBatch, now_ms: int) -> Batch:
+    """A batch whose stored bytes match their digest, in the state it has at this instant."""
+    name = f"{row.session_id!r}/{row.batch_id!r}"
+    check_row(row)
     payloads = decode(row.payloads, table="batches", row=name)
     if not isinstance(payloads, list):
         raise Corrupt("batches", name, "its payloads are not a list")

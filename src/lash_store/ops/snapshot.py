@@ -144,6 +144,9 @@ def _check_complete(parts: Parts, components: dict[str, bytes]) -> None:
 
 def _nodes(parts: Parts) -> tuple[Node, ...]:
     session_id = parts.head.session_id
+    if not parts.path and parts.at_revision is None and len(parts.rows) != parts.head.node_count:
+        why = f"{len(parts.rows)} live nodes are there, the head counts {parts.head.node_count}"
+        raise Corrupt("nodes", repr(session_id), why)
     if not parts.path:
         return tuple(graph.verified(session_id, row) for row in parts.rows if row.visible(parts.at_revision))
     if parts.leaf_id is None:

@@ -117,11 +117,11 @@ def _branch(row: Row, leaf_id: str | None) -> Branch:
     return Branch(leaf_id=row[1], depth=row[2], position=row[3], is_head=row[1] == leaf_id)
 
 
-def number_cursor(cursor: str | None, *, start: int) -> int:
+def number_cursor(cursor: object, *, start: int) -> int:
     """The number a page ended on."""
     if cursor is None:
         return start
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
         raise InvalidArgument("cursor", "is not one this list returned")
     return int(cursor)
 
@@ -151,8 +151,12 @@ def tombstone(session_id: str, node_ids: Sequence[str], incarnation: int | None 
 
 
 def vacuum(session_id: str, limit: int, incarnation: int | None = None) -> Op[VacuumReport]:
-    """Erase up to `limit` tombstoned bodies, and drop the rows no live node descends from; the head's leaf keeps its row."""
+    """Erase up to `limit` tombstoned bodies, and drop the rows no live node descends from; the head's leaf keeps its row.
+
+    The revisions that showed what is erased cannot be shown again: the floor of the session's history rises past them.
+    """
     head = yield from lock_session(session_id, incarnation)
+    yield from _raise_floor(session_id, limit)
     erased = yield from execute(
         """
         UPDATE {nodes} SET body = NULL, caused_by = NULL
@@ -175,6 +179,24 @@ def vacuum(session_id: str, limit: int, incarnation: int | None = None) -> Op[Va
     )
     assert left is not None
     return VacuumReport(erased=erased, kept_bodiless=left[0] - left[1], complete=left[1] == 0)
+
+
+def _raise_floor(session_id: str, limit: int) -> Op[None]:
+    yield from execute(
+        """
+        UPDATE {sessions} SET history_floor = (
+            SELECT MAX(seen.floor) FROM (
+                SELECT {sessions}.history_floor AS floor
+                UNION ALL
+                SELECT MAX(doomed.tombstone_revision) FROM (
+                    SELECT n.tombstone_revision FROM {nodes} n
+                    WHERE n.session_id = :session_id AND n.tombstone_revision IS NOT NULL AND n.body IS NOT NULL
+                    ORDER BY n.branch, n.depth LIMIT :limit) AS doomed) AS seen)
+        WHERE session_id = :session_id
+        """,
+        session_id=session_id,
+        limit=limit,
+    )
 
 
 def _drop_tails(session_id: str, leaf_id: str | None) -> Op[None]:

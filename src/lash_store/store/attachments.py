@@ -83,7 +83,8 @@ class AsyncAttachments:
 
     async def commit_refs(self, session_id: str, attachment_ids: Sequence[str]) -> int:
         """Stamp intents as committed, outside a commit; all of them or none."""
-        ids = sorted({checked_id(attachment_id) for attachment_id in attachment_ids})
+        given = self._encoder.items(attachment_ids, "attachment_ids")
+        ids = sorted({checked_id(attachment_id) for attachment_id in given})
         return await self._runtime.write(attachments.commit_refs, self._id(session_id), ids, self._incarnation)
 
     async def list_uncommitted(self, *, older_than_ms: int = 0, limit: int = 100, cursor: str | None = None) -> AttachmentPage:
@@ -157,6 +158,8 @@ def _after(cursor: str | None) -> tuple[int, str, str]:
     """The (time, attachment, session) a page of intents ended on."""
     if cursor is None:
         return (-1, "", "")
+    if not isinstance(cursor, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise InvalidArgument("cursor", "is not one this list returned")
     instant, _, rest = cursor.partition(":")
     attachment_id, separator, session_id = rest.partition(":")
     if not instant.isascii() or not instant.isdigit() or len(instant) > 18 or not separator:

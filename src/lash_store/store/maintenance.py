@@ -64,15 +64,15 @@ class AsyncMaintenance:
     async def _collect_session(self, session_id: str, keep: int, tally: Tally, *, dry_run: bool) -> None:
         tally.sessions_scanned += 1
         for _ in range(REPLANS_MAX):
-            versions = await self._runtime.read(checkpoints.history, session_id)
-            plan = collect.plan(session_id, versions, keep)
+            known = await self._runtime.read(collect.history, session_id)
+            plan = collect.plan(session_id, known, keep)
             if plan is None or dry_run or await self._apply(plan):
                 break
         else:
             tally.complete = False
             return
-        tally.versions_scanned += len(versions)
-        tally.versions_kept += len(versions) if plan is None else plan.kept
+        tally.versions_scanned += len(known.versions)
+        tally.versions_kept += len(known.versions) if plan is None else plan.kept
         tally.versions_rewritten += 0 if plan is None else len(plan.whole)
         if dry_run:
             tally.versions_deleted += 0 if plan is None else plan.doomed

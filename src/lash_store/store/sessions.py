@@ -60,6 +60,8 @@ class AsyncSessions:
     ) -> NewSession:
         encoder = self._encoder
         session_id = encoder.id(session_id, "session_id")
+        if not isinstance(relation, Relation):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+            raise Unstorable("relation", f"must be a Relation, got {type(relation).__name__}")
         cause = relation.caused_by
         return NewSession(
             session_id=session_id,
@@ -122,15 +124,15 @@ class AsyncSessions:
             prepared = prepare_commit(session_id, commit, self._encoder, self._incarnation)
         with keyed(prepared.turn_id):
             try:
-                receipt = await self._apply(prepared, commit.checkpoint, full=False)
+                receipt = await self._apply(prepared, full=False)
             except NeedsFullFrame:
-                receipt = await self._apply(prepared, commit.checkpoint, full=True)
+                receipt = await self._apply(prepared, full=True)
         if not receipt.replayed:
-            self._hold(prepared.session_id, commit.checkpoint, receipt)
+            self._hold(prepared.session_id, prepared.checkpoint, receipt)
         return receipt
 
-    async def _apply(self, prepared: PreparedCommit, checkpoint: Mapping[str, bytes | None], *, full: bool) -> Receipt:
-        components = await self._compressed(prepared.session_id, checkpoint, full=full)
+    async def _apply(self, prepared: PreparedCommit, *, full: bool) -> Receipt:
+        components = await self._compressed(prepared.session_id, prepared.checkpoint, full=full)
         return await self._runtime.write(
             commits.commit, replace(prepared, components=components), retention_ms=self._runtime.settled_key_retention_ms
         )
@@ -150,7 +152,7 @@ class AsyncSessions:
                 self._runtime.held.drop(session_id, name)
             else:
                 digest = bytes.fromhex(receipt.components[name])
-                self._runtime.held.put(session_id, name, digest=digest, data=bytes(data))
+                self._runtime.held.put(session_id, name, digest=digest, data=data)
 
     async def receipt(self, session_id: str, turn_id: str) -> Receipt:
         """The receipt of a committed turn."""
@@ -250,7 +252,8 @@ class AsyncSessions:
 
     async def tombstone(self, session_id: str, node_ids: Sequence[str]) -> int:
         """Hide nodes until a commit writes them again or vacuum erases them; how many were hidden by this call."""
-        ids = [self._encoder.id(node_id, f"node_ids[{i}]") for i, node_id in enumerate(node_ids)]
+        given = self._encoder.items(node_ids, "node_ids")
+        ids = [self._encoder.id(node_id, f"node_ids[{i}]") for i, node_id in enumerate(given)]
         return await self._runtime.write(tree.tombstone, self._id(session_id), ids, self._incarnation)
 
     async def vacuum(self, session_id: str) -> VacuumReport:
@@ -278,9 +281,7 @@ class AsyncSessions:
         The state of a node is that of the last commit that ended on it; a node no commit ended on brings none.
         """
         source = self._id(source)
-        where = self._encoder.id(at, "at") if isinstance(at, str) else at
-        if isinstance(where, int):
-            where = self._encoder.counter(where, "at")
+        where = at if at is None else self._encoder.id(at, "at") if isinstance(at, str) else self._encoder.counter(at, "at")
         point = await self._runtime.read(forks.find_point, source, where, self._incarnation)
         cause = None if point.leaf_id is None else {"type": "session_node", "session_id": source, "node_id": point.leaf_id}
         relation = Relation(parent_session_id=source, caused_by=cause)
@@ -307,6 +308,8 @@ class AsyncSessions:
         return self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
 
 
-def _is_large(commit: Commit) -> bool:
-    nodes = getattr(commit.graph, "nodes", ())
-    return len(nodes) + len(commit.usage) > OFFLOAD_ROWS
+def _is_large(commit: object) -> bool:
+    """Whether encoding would hold up the event loop. What is no commit at all is refused where it is prepared."""
+    nodes = getattr(getattr(commit, "graph", None), "nodes", ())
+    usage_entries = getattr(commit, "usage", ())
+    return sum(len(part) for part in (nodes, usage_entries) if isinstance(part, list | tuple)) > OFFLOAD_ROWS

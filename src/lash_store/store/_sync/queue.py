@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lash_store.encode import mint
-from lash_store.errors import InvalidArgument
+from lash_store.errors import InvalidArgument, Unstorable
 from lash_store.model.queue import (
     Batch,
     BatchDraft,
@@ -115,7 +115,8 @@ class Queue:
     ) -> Claim | None:
         """Lease exactly these batches, in this order, if that is what a claim would choose; otherwise None."""
         own = self._token(token)
-        ids = [self._encoder.id(batch_id, f"batch_ids[{i}]") for i, batch_id in enumerate(batch_ids)]
+        given = self._encoder.items(batch_ids, "batch_ids")
+        ids = [self._encoder.id(batch_id, f"batch_ids[{i}]") for i, batch_id in enumerate(given)]
         self._max_batches(max(1, len(ids)))
         with keyed(own):
             claimed = self._runtime.write(
@@ -167,6 +168,8 @@ class Queue:
 
     def renew(self, claim: Claim, *, lease_ms: int) -> Claim:
         """Extend a claim: all its batches or none. ClaimLost once somebody else claimed one of them."""
+        if not isinstance(claim, Claim):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+            raise Unstorable("claim", f"must be a Claim, got {type(claim).__name__}")
         completion = prepare_completion(claim, self._encoder, "claim")
         expires_ms = self._runtime.write(
             claims.renew,

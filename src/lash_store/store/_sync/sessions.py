@@ -61,6 +61,8 @@ class Sessions:
     ) -> NewSession:
         encoder = self._encoder
         session_id = encoder.id(session_id, "session_id")
+        if not isinstance(relation, Relation):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+            raise Unstorable("relation", f"must be a Relation, got {type(relation).__name__}")
         cause = relation.caused_by
         return NewSession(
             session_id=session_id,
@@ -123,15 +125,15 @@ class Sessions:
             prepared = prepare_commit(session_id, commit, self._encoder, self._incarnation)
         with keyed(prepared.turn_id):
             try:
-                receipt = self._apply(prepared, commit.checkpoint, full=False)
+                receipt = self._apply(prepared, full=False)
             except NeedsFullFrame:
-                receipt = self._apply(prepared, commit.checkpoint, full=True)
+                receipt = self._apply(prepared, full=True)
         if not receipt.replayed:
-            self._hold(prepared.session_id, commit.checkpoint, receipt)
+            self._hold(prepared.session_id, prepared.checkpoint, receipt)
         return receipt
 
-    def _apply(self, prepared: PreparedCommit, checkpoint: Mapping[str, bytes | None], *, full: bool) -> Receipt:
-        components = self._compressed(prepared.session_id, checkpoint, full=full)
+    def _apply(self, prepared: PreparedCommit, *, full: bool) -> Receipt:
+        components = self._compressed(prepared.session_id, prepared.checkpoint, full=full)
         return self._runtime.write(
             commits.commit, replace(prepared, components=components), retention_ms=self._runtime.settled_key_retention_ms
         )
@@ -151,7 +153,7 @@ class Sessions:
                 self._runtime.held.drop(session_id, name)
             else:
                 digest = bytes.fromhex(receipt.components[name])
-                self._runtime.held.put(session_id, name, digest=digest, data=bytes(data))
+                self._runtime.held.put(session_id, name, digest=digest, data=data)
 
     def receipt(self, session_id: str, turn_id: str) -> Receipt:
         """The receipt of a committed turn."""
@@ -251,7 +253,8 @@ class Sessions:
 
     def tombstone(self, session_id: str, node_ids: Sequence[str]) -> int:
         """Hide nodes until a commit writes them again or vacuum erases them; how many were hidden by this call."""
-        ids = [self._encoder.id(node_id, f"node_ids[{i}]") for i, node_id in enumerate(node_ids)]
+        given = self._encoder.items(node_ids, "node_ids")
+        ids = [self._encoder.id(node_id, f"node_ids[{i}]") for i, node_id in enumerate(given)]
         return self._runtime.write(tree.tombstone, self._id(session_id), ids, self._incarnation)
 
     def vacuum(self, session_id: str) -> VacuumReport:
@@ -279,9 +282,7 @@ class Sessions:
         The state of a node is that of the last commit that ended on it; a node no commit ended on brings none.
         """
         source = self._id(source)
-        where = self._encoder.id(at, "at") if isinstance(at, str) else at
-        if isinstance(where, int):
-            where = self._encoder.counter(where, "at")
+        where = at if at is None else self._encoder.id(at, "at") if isinstance(at, str) else self._encoder.counter(at, "at")
         point = self._runtime.read(forks.find_point, source, where, self._incarnation)
         cause = None if point.leaf_id is None else {"type": "session_node", "session_id": source, "node_id": point.leaf_id}
         relation = Relation(parent_session_id=source, caused_by=cause)
@@ -308,6 +309,8 @@ class Sessions:
         return self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
 
 
-def _is_large(commit: Commit) -> bool:
-    nodes = getattr(commit.graph, "nodes", ())
-    return len(nodes) + len(commit.usage) > OFFLOAD_ROWS
+def _is_large(commit: object) -> bool:
+    """Whether encoding would hold up the event loop. What is no commit at all is refused where it is prepared."""
+    nodes = getattr(getattr(commit, "graph", None), "nodes", ())
+    usage_entries = getattr(commit, "usage", ())
+    return sum(len(part) for part in (nodes, usage_entries) if isinstance(part, list | tuple)) > OFFLOAD_ROWS

@@ -1,0 +1,179 @@
+"""Laws of corruption: stored bytes come back bit-exact, or Corrupt names the table and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from lash_store.errors import Corrupt
+from lash_store.model.graph import active_path
+from lash_store.model.session import Frame, Relation
+from lash_store.testing.backend import Backend
+from lash_store.testing.steps import append, commit, nothing_changes, refused, work
+
+if TYPE_CHECKING:
+    from lash_store import AsyncStore
+
+
+async def a_changed_node_is_corrupt(backend: Backend) -> None:
+    """Another body, kind, frame, cause or parent than was stored is never returned."""
+    await _session(backend)
+    for column in ("body", "kind", "frame_id", "caused_by"):
+        await _damaged(backend, "nodes", column, '"tampered"', where="node_id = 'b'", read=lambda s: s.sessions.load("s"))
+        await _damaged(backend, "nodes", column, '"tampered"', where="node_id = 'b'", read=lambda s: s.sessions.node("s", "b"))
+        await _damaged(
+            backend, "nodes", column, '"tampered"', where="node_id = 'b'", read=lambda s: s.sessions.load("s", active_path())
+        )
+    await _damaged(backend, "nodes", "parent_id", "c", where="node_id = 'c'", read=lambda s: s.sessions.load("s", active_path()))
+    await _damaged(backend, "nodes", "parent_id", "a", where="node_id = 'c'", read=lambda s: s.sessions.load("s", active_path()))
+
+
+async def a_body_that_does_not_decode_is_corrupt(backend: Backend) -> None:
+    """Text that is no JSON is not skipped and not empty."""
+    await _session(backend)
+    await _damaged(backend, "nodes", "body", "{", where="node_id = 'b'", read=lambda s: s.sessions.load("s"))
+    await _damaged(backend, "nodes", "body", None, where="node_id = 'b'", read=lambda s: s.sessions.load("s"))
+
+
+async def a_missing_ancestor_is_corrupt_not_a_shorter_path(backend: Backend) -> None:
+    """A hole in the path is reported, wherever it is."""
+    for missing in ("a", "b", "c"):
+        store = await _session(backend, f"s-{missing}")
+        await backend.raw(f"DELETE FROM {backend.table('nodes')} WHERE session_id = $1 AND node_id = $2", f"s-{missing}", missing)
+        with refused(Corrupt):
+            await store.sessions.load(f"s-{missing}", active_path())
+
+
+async def a_cycle_of_parents_is_corrupt_and_ends(backend: Backend) -> None:
+    """A path that comes back to itself is reported instead of followed."""
+    store = await _session(backend)
+    await backend.raw(f"UPDATE {backend.table('nodes')} SET parent_id = 'c' WHERE session_id = 's' AND node_id = 'a'")
+    with refused(Corrupt):
+        await store.sessions.load("s", active_path())
+
+
+async def a_changed_checkpoint_is_corrupt(backend: Backend) -> None:
+    """A frame that does not restore to its digest, or is gone, is reported by every load of it."""
+    await _session(backend)
+    await _damaged(backend, "versions", "frame", b"not a frame", where="component = 'c'", read=lambda s: s.sessions.load("s"))
+    await _damaged(backend, "versions", "digest", b"\0" * 32, where="component = 'c'", read=lambda s: s.sessions.load("s"))
+    store = await backend.open()
+    await backend.raw(f"DELETE FROM {backend.table('versions')} WHERE session_id = 's'")
+    with refused(Corrupt):
+        await store.sessions.load("s")
+
+
+async def a_swapped_checkpoint_is_corrupt(backend: Backend) -> None:
+    """A frame that decodes well but belongs to other content is reported, too."""
+    store = await _session(backend)
+    await commit(store, "other", 0, checkpoint={"c": b"other content"})
+    frame = (await backend.raw(f"SELECT frame FROM {backend.table('versions')} WHERE session_id = 'other'"))[0][0]
+    await _damaged(backend, "versions", "frame", bytes(frame), where="component = 'c'", read=lambda s: s.sessions.load("s"))
+
+
+async def a_changed_batch_is_corrupt(backend: Backend) -> None:
+    """Work whose payloads or options changed is neither listed nor handed out."""
+    await _session(backend)
+    everywhere = "session_id = 's'"
+    await _damaged(backend, "batches", "payloads", '["tampered"]', where=everywhere, read=lambda s: s.queue.list("s"))
+    await _damaged(backend, "batches", "payloads", "[", where=everywhere, read=lambda s: s.queue.pending("s"))
+    await _damaged(backend, "batches", "merge_key", "x", where=everywhere, read=lambda s: s.queue.claim("s", "w", lease_ms=1))
+    await _damaged(backend, "batches", "slot", "exclusive", where=everywhere, read=lambda s: s.queue.list("s"))
+
+
+async def a_corrupt_batch_is_not_leased(backend: Backend) -> None:
+    """Finding corrupt work changes nothing: no lease, no attempt, no fence is spent on what cannot be handed out."""
+    await _session(backend)
+    await backend.raw(f"UPDATE {backend.table('batches')} SET payloads = '[2]' WHERE session_id = 's'")
+    store = await backend.open()
+    async with nothing_changes(backend):
+        with refused(Corrupt, table="batches"):
+            await store.queue.claim("s", "w", lease_ms=1000)
+        with refused(Corrupt, table="batches"):
+            await store.queue.claim_next("w", lease_ms=1000)
+
+
+async def a_changed_receipt_is_corrupt(backend: Backend) -> None:
+    """A commit's row answers retries and history only when it is what was stored."""
+    await _session(backend)
+    where = "turn_id = 't'"
+    for column, value in (("leaf_id", "a"), ("committed_ms", 1), ("intent", b"\0" * 32), ("result", "{}")):
+        await _damaged(backend, "commits", column, value, where=where, read=lambda s: s.sessions.receipt("s", "t"))
+        await _damaged(backend, "commits", column, value, where=where, read=lambda s: s.sessions.commits("s"))
+    await _damaged(backend, "commits", "result", "{}", where=where, read=_retry)
+    await _damaged(backend, "commits", "intent", b"\0" * 32, where=where, read=_retry)
+
+
+async def a_changed_config_is_corrupt(backend: Backend) -> None:
+    """A config with another body, or none where the head names one, is reported."""
+    store = await _session(backend)
+    await _damaged(backend, "configs", "body", '{"v":2}', where="session_id = 's'", read=lambda s: s.sessions.load("s"))
+    await backend.raw(f"DELETE FROM {backend.table('configs')} WHERE session_id = 's'")
+    with refused(Corrupt, table="configs"):
+        await store.sessions.load("s")
+
+
+async def a_changed_frame_is_corrupt(backend: Backend) -> None:
+    """Body and state of an agent frame are verified."""
+    await _session(backend)
+    await _damaged(backend, "frames", "body", "2", where="frame_id = 'f'", read=lambda s: s.sessions.load("s"))
+    await _damaged(backend, "frames", "state", b"vn", where="frame_id = 'f'", read=lambda s: s.sessions.load("s"))
+
+
+async def changed_metadata_is_corrupt(backend: Backend) -> None:
+    """Name, model, parent and cause of a session are verified."""
+    await _session(backend)
+    for column, value in (("name", "x"), ("model", "x"), ("cwd", "x"), ("parent_session_id", "x"), ("caused_by", '"x"')):
+        await _damaged(backend, "sessions", column, value, where="session_id = 's'", read=lambda s: s.sessions.get("s"))
+    await _damaged(backend, "sessions", "name", "x", where="session_id = 's'", read=lambda s: s.sessions.list(order="id"))
+
+
+async def a_leaf_that_is_gone_is_corrupt(backend: Backend) -> None:
+    """A head that names a node without a row is reported by the path load."""
+    store = await _session(backend)
+    await backend.raw(f"UPDATE {backend.table('sessions')} SET leaf_id = 'nowhere' WHERE session_id = 's'")
+    with refused(Corrupt):
+        await store.sessions.load("s", active_path())
+
+
+async def _session(backend: Backend, session_id: str = "s") -> AsyncStore:
+    store = await backend.open()
+    await store.sessions.create(
+        session_id, name="n", model="m", cwd="/", relation=Relation(parent_session_id="p", caused_by={"x": 1})
+    )
+    await _turn(store, session_id)
+    await work(store, session_id, "job")
+    return await backend.open()
+
+
+async def _turn(store: AsyncStore, session_id: str) -> object:
+    return await commit(
+        store,
+        session_id,
+        0,
+        graph=append("a", "b", "c"),
+        checkpoint={"c": b"content"},
+        config={"v": 1},
+        frames=[Frame(frame_id="f", body=1, state=b"vm")],
+        turn_id="t",
+    )
+
+
+async def _retry(store: AsyncStore) -> object:
+    return await _turn(store, "s")
+
+
+async def _damaged(
+    backend: Backend, table: str, column: str, value: object, *, where: str, read: Callable[[AsyncStore], Awaitable[object]]
+) -> None:
+    """Change a column, read through a fresh handle, expect Corrupt with the table and the session, and put it back."""
+    name = backend.table(table)
+    before = (await backend.raw(f"SELECT {column} FROM {name} WHERE session_id = 's' AND {where}"))[0][0]
+    assert before != value
+    await backend.raw(f"UPDATE {name} SET {column} = $1 WHERE session_id = 's' AND {where}", value)
+    store = await backend.open()
+    with refused(Corrupt, table=table) as caught:
+        await read(store)
+    assert "s" in caught.error.row
+    await store.close()
+    await backend.raw(f"UPDATE {name} SET {column} = $1 WHERE session_id = 's' AND {where}", before)
