@@ -107,7 +107,12 @@ def stamp_attachments(session_id: str, attachment_ids: Sequence[str], now_ms: in
     if not attachment_ids:
         return
     rows = yield from fetch(
-        "SELECT attachment_id FROM {attachments} WHERE session_id = :session_id AND attachment_id {any_text:ids}",
+        """
+        SELECT attachment_id FROM {attachments}
+        WHERE session_id = :session_id AND attachment_id {any_text:ids}
+        ORDER BY attachment_id
+        {for_update}
+        """,
         session_id=session_id,
         ids=list(attachment_ids),
     )
@@ -124,9 +129,7 @@ def stamp_attachments(session_id: str, attachment_ids: Sequence[str], now_ms: in
         ids=list(attachment_ids),
         now_ms=now_ms,
     )
-    if count != len(known):
-        # A sweep took a stale intent between the look and the stamp: its bytes may be gone, so the commit must not name them.
-        raise NotFound("attachment", ", ".join(attachment_ids), within=session_id, retention=True)
+    assert count == len(known), "a locked manifest row vanished"
 
 
 def commit_refs(session_id: str, attachment_ids: Sequence[str], incarnation: int | None = None) -> Op[int]:
@@ -165,6 +168,11 @@ def uncommitted(*, older_than_ms: int, limit: int, after: tuple[int, str, str]) 
 def forget(session_id: str, attachment_id: str, incarnation: int | None = None) -> Op[bool]:
     """Drop a manifest row; its content is released for the sweep. False when there was none."""
     yield from lock_session(session_id, incarnation)
+    # The content's row before the manifest's, as everywhere: a sweep takes them in this order too.
+    yield from fetch(
+        "SELECT attachment_id FROM {digests} WHERE attachment_id = :attachment_id {for_update}",
+        attachment_id=attachment_id,
+    )
     now_ms = yield from database_now()
     count = yield from execute(
         "DELETE FROM {attachments} WHERE session_id = :session_id AND attachment_id = :attachment_id",

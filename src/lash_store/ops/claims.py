@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lash_store.errors import ClaimLost
 from lash_store.model.queue import Boundary, Completion, Delivery, Slot
-from lash_store.ops.heads import Head, lock_session, refresh_ready
+from lash_store.ops.heads import LIVE, Head, lock_session, lock_sessions, refresh_ready
 from lash_store.ops.queue import StoredBatch, batches_by_id, check_row
 from lash_store.ops.statement import Op, database_now, execute, execute_many, fetch, fetch_one, ring
 
@@ -109,12 +109,28 @@ def claim_next(
     session_id = yield from (_next_open if concurrent else _next_ready)(now_ms, wait_for_locks)
     if session_id is None:
         return None
-    head = yield from lock_session(session_id)
+    head = (yield from lock_sessions([session_id])).get(session_id)
     now_ms = yield from database_now()
+    if head is None or head.state != LIVE or not (yield from _still_due(session_id, concurrent, now_ms)):
+        return LookAgain()
     chosen = yield from _choose(session_id, Boundary.IDLE, max_batches, now_ms)
     if not chosen:
         return LookAgain()
     return (yield from _stamp(head, chosen, owner=owner, token=token, lease_ms=lease_ms, now_ms=now_ms))
+
+
+def _still_due(session_id: str, concurrent: bool, now_ms: int) -> Op[bool]:
+    """Whether the session, now that it is locked, is still one this look may take."""
+    row = yield from fetch_one(
+        "SELECT ready_ms, open_ms FROM {sessions} WHERE session_id = :session_id",
+        session_id=session_id,
+    )
+    due_ms = None if row is None else row[1] if concurrent else row[0]
+    return due_ms is not None and due_ms <= now_ms
+
+
+# The look that waits takes no lock itself: a lock statement that searches would hold one session while it waits for the
+# next, out of order, and would miss a session that became ready while it waited.
 
 
 def _next_ready(now_ms: int, wait_for_locks: bool) -> Op[str | None]:
@@ -123,7 +139,7 @@ def _next_ready(now_ms: int, wait_for_locks: bool) -> Op[str | None]:
             """
             SELECT session_id FROM {sessions}
             WHERE ready_ms <= :now_ms AND state = 'live'
-            ORDER BY ready_ms, session_id LIMIT 1 {for_update}
+            ORDER BY ready_ms, session_id LIMIT 1
             """,
             now_ms=now_ms,
         )
@@ -145,7 +161,7 @@ def _next_open(now_ms: int, wait_for_locks: bool) -> Op[str | None]:
             """
             SELECT session_id FROM {sessions}
             WHERE open_ms <= :now_ms AND state = 'live'
-            ORDER BY open_ms, session_id LIMIT 1 {for_update}
+            ORDER BY open_ms, session_id LIMIT 1
             """,
             now_ms=now_ms,
         )

@@ -48,11 +48,20 @@ class History(Struct, frozen=True):
 
     versions: list[Version]
     revisions: list[int]
+    floor: int
 
 
-def history(session_id: str) -> Op[History]:
-    """The history of one live session's state."""
-    yield from look_session(session_id)
+class Look(Struct, frozen=True):
+    """One snapshot of a session's history: what is to be done, and the chains of what must be rewritten whole."""
+
+    history: History
+    plan: Plan | None
+    chains: list[list[Version]]
+
+
+def look(session_id: str, keep_checkpoints: int) -> Op[Look]:
+    """Plan one live session, in one read transaction: a plan and its chains that disagree would look like corruption."""
+    head = yield from look_session(session_id)
     rows = yield from fetch(
         """
         SELECT revision FROM {configs} WHERE session_id = :session_id
@@ -62,14 +71,30 @@ def history(session_id: str) -> Op[History]:
         session_id=session_id,
     )
     versions = yield from checkpoints.history(session_id)
-    return History(versions, sorted({row[0] for row in rows} | {version.revision for version in versions}))
+    revisions = sorted({row[0] for row in rows} | {version.revision for version in versions})
+    known = History(versions, revisions, head.history_floor)
+    planned = plan(session_id, known, keep_checkpoints)
+    chains: list[list[Version]] = []
+    for version in () if planned is None else planned.whole:
+        chains += [
+            (
+                yield from checkpoints.chain_of(
+                    session_id, version.component, full_revision=version.full_revision, revision=version.revision
+                )
+            )
+        ]
+    return Look(known, planned, chains)
 
 
 def plan(session_id: str, known: History, keep_checkpoints: int) -> Plan | None:
-    """Keep what the newest `keep_checkpoints` states of the session need. None when nothing is to be done."""
-    if len(known.revisions) <= keep_checkpoints:
+    """Keep what the newest `keep_checkpoints` states of the session need. None when nothing is to be done.
+
+    The floor may stand higher already, because vacuum erased nodes that older states showed; it is never lowered.
+    """
+    kept_from = known.revisions[-keep_checkpoints] if len(known.revisions) > keep_checkpoints else 0
+    floor = max(known.floor, kept_from)
+    if not known.revisions or known.revisions[0] >= floor:
         return None
-    floor = known.revisions[-keep_checkpoints]
     versions = known.versions
     kept = [version for version in versions if version.revision >= _base(versions, version.component, floor)]
     firsts = {version.component: version for version in reversed(kept)}
@@ -194,7 +219,7 @@ def delete_settled_keys(*, retention_ms: int, limit: int, now_ms: int) -> Op[int
                 SELECT k.session_id, k.source_key FROM {settled_keys} k
                 WHERE k.settled_ms <= :cutoff_ms
                 ORDER BY k.settled_ms, k.session_id, k.source_key
-                LIMIT :limit)
+                LIMIT :limit {skip_locked})
             """,
             cutoff_ms=now_ms - retention_ms,
             limit=limit,

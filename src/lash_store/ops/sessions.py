@@ -347,34 +347,33 @@ PURGES: tuple[LiteralString, ...] = (
 
 
 def _purge_attachments(session_id: str, limit: int, now_ms: int) -> Op[int]:
-    """Drop manifest rows and mark their contents released, so that a sweep looks whether anybody else holds the bytes."""
+    """Drop manifest rows and mark their contents released, so that a sweep looks whether anybody else holds the bytes.
+
+    The number of rows that were chosen: a sweep may take some of them first, which does not mean that none are left.
+    """
     rows = yield from fetch(
-        """
-        SELECT d.attachment_id
-        FROM {digests} d
-        WHERE d.attachment_id IN (
-            SELECT a.attachment_id FROM {attachments} a WHERE a.session_id = :session_id ORDER BY a.attachment_id LIMIT :limit)
-        ORDER BY d.attachment_id
-        {for_update}
-        """,
+        "SELECT attachment_id FROM {attachments} WHERE session_id = :session_id ORDER BY attachment_id LIMIT :limit",
         session_id=session_id,
         limit=limit,
     )
     ids = [row[0] for row in rows]
     if not ids:
         return 0
+    yield from fetch(
+        "SELECT attachment_id FROM {digests} WHERE attachment_id {any_text:ids} ORDER BY attachment_id {for_update}",
+        ids=ids,
+    )
+    yield from execute(
+        "DELETE FROM {attachments} WHERE session_id = :session_id AND attachment_id {any_text:ids}",
+        session_id=session_id,
+        ids=ids,
+    )
     yield from execute(
         "UPDATE {digests} SET released_ms = :now_ms WHERE attachment_id {any_text:ids}",
         ids=ids,
         now_ms=now_ms,
     )
-    return (
-        yield from execute(
-            "DELETE FROM {attachments} WHERE session_id = :session_id AND attachment_id {any_text:ids}",
-            session_id=session_id,
-            ids=ids,
-        )
-    )
+    return len(ids)
 
 
 def purging(*, after: str, limit: int) -> Op[list[str]]:

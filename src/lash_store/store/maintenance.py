@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from lash_store.db.migrate import look
 from lash_store.db.shape import check_schema
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import CollectReport
-from lash_store.ops import checkpoints, collect, sessions, statement
+from lash_store.ops import collect, sessions, statement
+from lash_store.ops.checkpoints import Version
 from lash_store.ops.collect import Plan
 from lash_store.store.runtime import AsyncRuntime
 
@@ -64,15 +67,15 @@ class AsyncMaintenance:
     async def _collect_session(self, session_id: str, keep: int, tally: Tally, *, dry_run: bool) -> None:
         tally.sessions_scanned += 1
         for _ in range(REPLANS_MAX):
-            known = await self._runtime.read(collect.history, session_id)
-            plan = collect.plan(session_id, known, keep)
-            if plan is None or dry_run or await self._apply(plan):
+            found = await self._runtime.read(collect.look, session_id, keep)
+            plan, versions = found.plan, found.history.versions
+            if plan is None or dry_run or await self._apply(plan, found.chains):
                 break
         else:
             tally.complete = False
             return
-        tally.versions_scanned += len(known.versions)
-        tally.versions_kept += len(known.versions) if plan is None else plan.kept
+        tally.versions_scanned += len(versions)
+        tally.versions_kept += len(versions) if plan is None else plan.kept
         tally.versions_rewritten += 0 if plan is None else len(plan.whole)
         if dry_run:
             tally.versions_deleted += 0 if plan is None else plan.doomed
@@ -83,19 +86,7 @@ class AsyncMaintenance:
             tally.versions_deleted += step.versions
             complete = step.complete
 
-    async def _apply(self, plan: Plan) -> bool:
-        chains = [
-            await self._runtime.read(
-                checkpoints.chain_of,
-                plan.session_id,
-                version.component,
-                full_revision=version.full_revision,
-                revision=version.revision,
-            )
-            for version in plan.whole
-        ]
-        if any(not chain for chain in chains):
-            return False
+    async def _apply(self, plan: Plan, chains: Sequence[Sequence[Version]]) -> bool:
         frames = await self._runtime.offload(collect.rebuild, plan.session_id, chains)
         return await self._runtime.write(collect.apply, plan, frames)
 

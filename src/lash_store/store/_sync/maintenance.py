@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from lash_store.db.migrate import look
 from lash_store.db.shape import check_schema
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import CollectReport
-from lash_store.ops import checkpoints, collect, sessions, statement
+from lash_store.ops import collect, sessions, statement
+from lash_store.ops.checkpoints import Version
 from lash_store.ops.collect import Plan
 from lash_store.store.runtime import SyncRuntime
 
@@ -65,15 +68,15 @@ class Maintenance:
     def _collect_session(self, session_id: str, keep: int, tally: Tally, *, dry_run: bool) -> None:
         tally.sessions_scanned += 1
         for _ in range(REPLANS_MAX):
-            known = self._runtime.read(collect.history, session_id)
-            plan = collect.plan(session_id, known, keep)
-            if plan is None or dry_run or self._apply(plan):
+            found = self._runtime.read(collect.look, session_id, keep)
+            plan, versions = found.plan, found.history.versions
+            if plan is None or dry_run or self._apply(plan, found.chains):
                 break
         else:
             tally.complete = False
             return
-        tally.versions_scanned += len(known.versions)
-        tally.versions_kept += len(known.versions) if plan is None else plan.kept
+        tally.versions_scanned += len(versions)
+        tally.versions_kept += len(versions) if plan is None else plan.kept
         tally.versions_rewritten += 0 if plan is None else len(plan.whole)
         if dry_run:
             tally.versions_deleted += 0 if plan is None else plan.doomed
@@ -84,19 +87,7 @@ class Maintenance:
             tally.versions_deleted += step.versions
             complete = step.complete
 
-    def _apply(self, plan: Plan) -> bool:
-        chains = [
-            self._runtime.read(
-                checkpoints.chain_of,
-                plan.session_id,
-                version.component,
-                full_revision=version.full_revision,
-                revision=version.revision,
-            )
-            for version in plan.whole
-        ]
-        if any(not chain for chain in chains):
-            return False
+    def _apply(self, plan: Plan, chains: Sequence[Sequence[Version]]) -> bool:
         frames = self._runtime.offload(collect.rebuild, plan.session_id, chains)
         return self._runtime.write(collect.apply, plan, frames)
 
