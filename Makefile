@@ -1,0 +1,73 @@
+# `make` alone prints what can be made. Everything happens in .venv; nothing else on the machine is changed.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+JOBS ?= 2
+ARGS ?=
+PY := .venv/bin/python
+CORE := .venv/.core-installed
+DEV := .venv/.dev-installed
+
+.PHONY: help demo test check faults sync clean
+
+help: ## Print this list
+	@echo "usage: make <target>"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(CORE) ## Show a session that survives a SIGKILL in mid-turn, on an embedded SQLite file
+	@$(PY) -m tools.demo
+
+test: $(DEV) ## Run everything on SQLite and on a real PostgreSQL, found or started here (ARGS='-k name' selects)
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: $(DEV) ## Lint, types, the import law, and whether the generated sync code is current
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m pyright
+	@$(PY) -m tools.import_law
+	@$(PY) -m tools.unasync --check
+
+faults: $(DEV) ## Run the kill, interleaving and model tests with their large numbers (hours)
+	@LASH_STORE_FAULTS=1 $(PY) -m pytest -m faults --timeout=0 -n $(JOBS) --dist loadgroup $(ARGS)
+
+sync: $(DEV) ## Generate the sync facades again from the async ones
+	@$(PY) -m tools.unasync
+
+clean: ## Remove what was built, the caches and the virtual environment
+	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. A stamp newer than pyproject.toml means it is complete, so that a second call costs nothing.
+# uv is used when present; otherwise the first Python >= 3.11 that can make a virtual environment.
+
+$(PY):
+	@if command -v uv >/dev/null; then \
+	    uv venv --quiet --allow-existing --python '>=3.11' .venv; \
+	else \
+	    found=; for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	        if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "Python 3.11 or newer with its venv module is needed (Debian: apt install python3-venv), or uv." >&2; exit 1; \
+	    fi; \
+	    $$found -m venv .venv; \
+	fi
+
+$(CORE): pyproject.toml | $(PY)
+	@$(call install,.)
+	@touch $@
+
+$(DEV): pyproject.toml | $(PY)
+	@$(call install,.[dev])
+	@touch $(CORE) $@
+
+define install
+if command -v uv >/dev/null; then \
+    uv pip install --quiet --python $(PY) --editable '$(1)'; \
+else \
+    $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
+    $(PY) -m pip install --quiet --disable-pip-version-check --editable '$(1)'; \
+fi
+endef
