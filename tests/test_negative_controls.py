@@ -28,6 +28,7 @@ from lash_store.ops import (
     frames,
     graph,
     heads,
+    paths,
     queue,
     sessions,
     statement,
@@ -301,7 +302,7 @@ def frames_always_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def tombstones_on_the_path(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(graph.NodeRow, "visible", answering(True))
+    patch.setattr(paths.NodeRow, "visible", answering(True))
 
 
 def any_session_tombstoned(patch: pytest.MonkeyPatch) -> None:

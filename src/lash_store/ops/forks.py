@@ -140,10 +140,10 @@ def _copy_path(plan: Fork) -> Op[Copied]:
         WITH RECURSIVE run (branch, last_depth) AS (
             SELECT branch, depth FROM {nodes} WHERE session_id = :source_id AND node_id = :leaf_id
             UNION ALL
-            SELECT b.parent_branch, b.parent_depth
+            SELECT (SELECT b.parent_branch FROM {branches} b WHERE b.session_id = :source_id AND b.branch = run.branch),
+                   (SELECT b.parent_depth FROM {branches} b WHERE b.session_id = :source_id AND b.branch = run.branch)
             FROM run
-            JOIN {branches} b ON b.session_id = :source_id AND b.branch = run.branch
-            WHERE b.parent_branch IS NOT NULL
+            WHERE run.branch IS NOT NULL
         )
         INSERT INTO {nodes} (session_id, branch, depth, position, node_id, parent_id, kind, body, frame_id, caused_by, digest,
                              created_ms, created_revision, tombstone_revision)
@@ -152,7 +152,8 @@ def _copy_path(plan: Fork) -> Op[Copied]:
                CASE WHEN n.tombstone_revision IS NULL THEN n.caused_by END, n.digest, n.created_ms, 1,
                CASE WHEN n.tombstone_revision IS NULL THEN NULL ELSE 0 END
         FROM run
-        JOIN {nodes} n ON n.session_id = :source_id AND n.branch = run.branch AND n.depth <= run.last_depth
+        CROSS JOIN {nodes} n
+        WHERE n.session_id = :source_id AND n.branch = run.branch AND n.depth <= run.last_depth
         """,
         source_id=plan.point.source_id,
         leaf_id=plan.point.leaf_id,

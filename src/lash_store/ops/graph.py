@@ -7,13 +7,11 @@ says where it forked off. A path is then a handful of range scans, one for each 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 from msgspec import Struct, UnsetType
 
-from lash_store.encode import canonical, check, decode, digest
-from lash_store.errors import Corrupt, InvalidArgument, NodeConflict, NotFound
-from lash_store.model.graph import Node
+from lash_store.encode import canonical, decode, digest
+from lash_store.errors import InvalidArgument, NodeConflict, NotFound
 from lash_store.ops.heads import Head
 from lash_store.ops.statement import Op, Row, execute, execute_many, fetch
 
@@ -476,136 +474,4 @@ def tombstone_absent(session_id: str, keep: Iterable[str], *, revision: int) -> 
             revision=revision,
             keep=sorted(keep),
         )
-    )
-
-
-# --- reading --------------------------------------------------------------------------------------------------------------
-
-WHOLE_PATH = 2**62  # more nodes than a path can have: read it to its root
-
-
-class NodeRow(Struct, frozen=True):
-    """A node as it is stored, not yet verified."""
-
-    node_id: str
-    parent_id: str | None
-    kind: str
-    body: str | None
-    frame_id: str | None
-    caused_by: str | None
-    digest: bytes
-    created_ms: int
-    position: int
-    depth: int
-    created_revision: int
-    tombstone_revision: int | None
-
-    def visible(self, at_revision: int | None) -> bool:
-        """Whether the node is live now, or was as of a commit."""
-        if at_revision is None:
-            return self.tombstone_revision is None
-        return self.created_revision <= at_revision and (self.tombstone_revision is None or self.tombstone_revision > at_revision)
-
-
-def path_rows(session_id: str, leaf_id: str, last: int = WHOLE_PATH) -> Op[list[NodeRow]]:
-    """The ancestry of a leaf, root first: the forks on the path are walked, the runs between them are range scans."""
-    rows = yield from fetch(
-        """
-        WITH RECURSIVE run (branch, last_depth, min_depth) AS (
-            SELECT branch, depth, depth - CAST(:last AS {int}) + 1
-            FROM {nodes}
-            WHERE session_id = :session_id AND node_id = :leaf_id
-            UNION ALL
-            SELECT b.parent_branch, b.parent_depth, run.min_depth
-            FROM run
-            JOIN {branches} b ON b.session_id = :session_id AND b.branch = run.branch
-            WHERE b.parent_branch IS NOT NULL AND b.first_depth > run.min_depth
-        )
-        SELECT n.node_id, n.parent_id, n.kind, n.body, n.frame_id, n.caused_by, n.digest, n.created_ms, n.position, n.depth,
-               n.created_revision, n.tombstone_revision
-        FROM run
-        JOIN {nodes} n ON n.session_id = :session_id AND n.branch = run.branch
-                      AND n.depth <= run.last_depth AND n.depth >= run.min_depth
-        ORDER BY n.depth
-        """,
-        session_id=session_id,
-        leaf_id=leaf_id,
-        last=last,
-    )
-    return [NodeRow(*row) for row in rows]
-
-
-def full_rows(session_id: str) -> Op[list[NodeRow]]:
-    """Every node of the session in insertion order, tombstoned ones too."""
-    rows = yield from fetch(
-        """
-        SELECT node_id, parent_id, kind, body, frame_id, caused_by, digest, created_ms, position, depth,
-               created_revision, tombstone_revision
-        FROM {nodes}
-        WHERE session_id = :session_id
-        ORDER BY position
-        """,
-        session_id=session_id,
-    )
-    return [NodeRow(*row) for row in rows]
-
-
-def live_rows(session_id: str) -> Op[list[NodeRow]]:
-    """Every live node of the session in insertion order."""
-    rows = yield from fetch(
-        """
-        SELECT node_id, parent_id, kind, body, frame_id, caused_by, digest, created_ms, position, depth,
-               created_revision, tombstone_revision
-        FROM {nodes}
-        WHERE session_id = :session_id AND tombstone_revision IS NULL
-        ORDER BY position
-        """,
-        session_id=session_id,
-    )
-    return [NodeRow(*row) for row in rows]
-
-
-def assemble_path(
-    session_id: str, leaf_id: str, rows: Sequence[NodeRow], *, last: int, at_revision: int | None
-) -> tuple[Node, ...]:
-    """Verify the parent edges of a path and cut it below its last tombstone."""
-    _verify_edges(session_id, leaf_id, rows, last)
-    start = 0
-    for index, row in enumerate(rows):
-        if not row.visible(at_revision):
-            start = index + 1
-    return tuple(verified(session_id, row) for row in rows[start:])
-
-
-def _verify_edges(session_id: str, leaf_id: str, rows: Sequence[NodeRow], last: int) -> None:
-    """Parent edges are authoritative: a path read through runs must agree with them, edge by edge."""
-    if not rows or rows[-1].node_id != leaf_id:
-        raise Corrupt("nodes", f"{session_id!r}/{leaf_id!r}", "the leaf of the session is missing")
-    for above, below in pairwise(rows):
-        if below.parent_id != above.node_id or below.depth != above.depth + 1:
-            raise Corrupt("nodes", f"{session_id!r}/{below.node_id!r}", f"its ancestor {below.parent_id!r} is missing")
-    first = rows[0]
-    complete = first.depth == max(0, rows[-1].depth - last + 1)
-    if not complete or (first.depth == 0) != (first.parent_id is None):
-        raise Corrupt("nodes", f"{session_id!r}/{first.node_id!r}", f"its ancestor {first.parent_id!r} is missing")
-
-
-def verified(session_id: str, row: NodeRow) -> Node:
-    """A node whose stored bytes match their digest."""
-    name = f"{session_id!r}/{row.node_id!r}"
-    if row.body is None and row.tombstone_revision is not None:
-        raise NotFound("node", row.node_id, within=session_id, retention=True)
-    if row.body is None:
-        raise Corrupt("nodes", name, "a live node has no body")
-    actual = node_digest(row.node_id, row.parent_id, kind=row.kind, body=row.body, frame_id=row.frame_id, caused_by=row.caused_by)
-    check(bytes(row.digest), actual, table="nodes", row=name)
-    return Node(
-        node_id=row.node_id,
-        parent_id=row.parent_id,
-        kind=row.kind,
-        body=decode(row.body, table="nodes", row=name),
-        frame_id=row.frame_id,
-        caused_by=None if row.caused_by is None else decode(row.caused_by, table="nodes", row=name),
-        created_ms=row.created_ms,
-        position=row.position,
     )

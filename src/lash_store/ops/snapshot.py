@@ -8,10 +8,10 @@ from lash_store.errors import Corrupt, NotFound
 from lash_store.model.graph import ActivePath, Node, ReadScope
 from lash_store.model.session import Snapshot
 from lash_store.model.usage import UsageTotal
-from lash_store.ops import checkpoints, commits, frames, graph, usage
+from lash_store.ops import checkpoints, commits, frames, paths, usage
 from lash_store.ops.checkpoints import Version
-from lash_store.ops.graph import WHOLE_PATH, NodeRow
 from lash_store.ops.heads import Head, look_session
+from lash_store.ops.paths import WHOLE_PATH, NodeRow
 from lash_store.ops.statement import Op, Row
 
 
@@ -46,7 +46,7 @@ def load(
 def _load_now(head: Head, scope: ReadScope, checkpoint: bool) -> Op[Parts]:
     leaf_id, last = _leaf_and_last(scope, head.leaf_id)
     path = isinstance(scope, ActivePath)
-    rows = yield from (_path(head, scope, leaf_id, last) if path else graph.live_rows(head.session_id))
+    rows = yield from (_path(head, scope, leaf_id, last) if path else paths.live_rows(head.session_id))
     return Parts(
         head=head,
         revision=head.revision,
@@ -71,7 +71,7 @@ def _load_at(head: Head, scope: ReadScope, revision: int, checkpoint: bool) -> O
         raise Corrupt("commits", f"{head.session_id!r}@{revision}", "the row is missing")
     leaf_id, last = _leaf_and_last(scope, None if record is None else record.leaf_id)
     path = isinstance(scope, ActivePath)
-    rows = yield from (_path(head, scope, leaf_id, last) if path else graph.full_rows(head.session_id))
+    rows = yield from (_path(head, scope, leaf_id, last) if path else paths.full_rows(head.session_id))
     digest = None if record is None or record.checkpoint_digest is None else bytes.fromhex(record.checkpoint_digest)
     return Parts(
         head=head,
@@ -100,7 +100,7 @@ def _leaf_and_last(scope: ReadScope, head_leaf_id: str | None) -> tuple[str | No
 def _path(head: Head, scope: ReadScope, leaf_id: str | None, last: int) -> Op[list[NodeRow]]:
     if leaf_id is None:
         return []
-    rows = yield from graph.path_rows(head.session_id, leaf_id, last)
+    rows = yield from paths.path_rows(head.session_id, leaf_id, last)
     if not rows and isinstance(scope, ActivePath) and scope.leaf is not None:
         raise NotFound("node", scope.leaf, within=head.session_id)
     return rows
@@ -148,7 +148,7 @@ def _nodes(parts: Parts) -> tuple[Node, ...]:
         why = f"{len(parts.rows)} live nodes are there, the head counts {parts.head.node_count}"
         raise Corrupt("nodes", repr(session_id), why)
     if not parts.path:
-        return tuple(graph.verified(session_id, row) for row in parts.rows if row.visible(parts.at_revision))
+        return tuple(paths.verified(session_id, row) for row in parts.rows if row.visible(parts.at_revision))
     if parts.leaf_id is None:
         return ()
-    return graph.assemble_path(session_id, parts.leaf_id, parts.rows, last=parts.last, at_revision=parts.at_revision)
+    return paths.assemble_path(session_id, parts.leaf_id, parts.rows, last=parts.last, at_revision=parts.at_revision)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from lash_store.errors import InvalidArgument, NotFound
 from lash_store.model.graph import Branch, BranchPage
 from lash_store.model.maintenance import VacuumReport
-from lash_store.ops.graph import NodeRow
 from lash_store.ops.heads import lock_session, look_session
+from lash_store.ops.paths import NodeRow
 from lash_store.ops.statement import Op, Row, execute, execute_many, fetch, fetch_one
 
 

@@ -15,7 +15,7 @@ from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION, MIB
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.session import Deletion, Relation, Session, SessionPage, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
-from lash_store.ops import checkpoints, commits, forks, graph, sessions, snapshot, tree, usage
+from lash_store.ops import checkpoints, commits, forks, paths, sessions, snapshot, tree, usage
 from lash_store.ops.checkpoints import NeedsFullFrame, PreparedComponent
 from lash_store.ops.forks import Fork
 from lash_store.ops.prepare import PreparedCommit, prepare_commit
@@ -222,7 +222,7 @@ class AsyncSessions:
         """One live node."""
         session_id, node_id = self._id(session_id), self._encoder.id(node_id, "node_id")
         row = await self._runtime.read(tree.node, session_id, node_id, self._incarnation)
-        return graph.verified(session_id, row)
+        return paths.verified(session_id, row)
 
     async def children(self, session_id: str, node_id: str | None, *, limit: int = 100, cursor: str | None = None) -> NodePage:
         """Live children of a node in insertion order; of None, the roots."""
@@ -235,7 +235,7 @@ class AsyncSessions:
             after=tree.number_cursor(cursor, start=-1),
             incarnation=self._incarnation,
         )
-        nodes = tuple(graph.verified(session_id, row) for row in rows)
+        nodes = tuple(paths.verified(session_id, row) for row in rows)
         return NodePage(nodes=nodes, cursor=str(nodes[-1].position) if len(nodes) == limit else None)
 
     async def branches(self, session_id: str, *, limit: int = 100, cursor: str | None = None) -> BranchPage:
