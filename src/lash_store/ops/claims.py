@@ -185,7 +185,9 @@ def claim_of_token_anywhere(token: str) -> Op[Claimed | None]:
     )
     if row is None:
         return None
-    yield from lock_session(row[0])
+    head = (yield from lock_sessions([row[0]])).get(row[0])
+    if head is None or head.state != LIVE:
+        return None
     return (yield from _claim_of_token(row[0], token))
 
 
