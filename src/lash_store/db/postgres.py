@@ -22,7 +22,7 @@ from lash_store.db.postgres_errors import DATABASE_ERRORS, Failure, Versions, un
 from lash_store.db.postgres_session import Session, Shared
 from lash_store.db.postgres_transaction import PostgresTransaction
 from lash_store.db.scripts import function_text
-from lash_store.errors import InvalidArgument, StoreError, Unavailable
+from lash_store.errors import InvalidArgument, Misuse, StoreError, Unavailable
 from lash_store.ops.statement import Op, Ring, execute
 
 T = TypeVar("T")
@@ -244,6 +244,8 @@ async def connect(dsn: str | None, options: dict[str, Any]) -> Connection:
 def _unreachable(error: BaseException) -> StoreError:
     if isinstance(error, asyncpg.ClientConfigurationError):
         return InvalidArgument("url", "is not a usable PostgreSQL URL, or names options that do not fit")
+    if isinstance(error, asyncpg.PostgresError) and "startup parameter" in str(error):
+        return Misuse("pooler", f"{error}. A pooler is in between: open the store with pooler=True.")
     if isinstance(error, asyncpg.PostgresError):
         return understand(error, Versions(found=0, expected=0), gone=True).error
     reason = getattr(error, "strerror", None) or type(error).__name__

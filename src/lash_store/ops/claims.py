@@ -115,6 +115,8 @@ def claim_next(
         return LookAgain()
     chosen = yield from _choose(session_id, Boundary.IDLE, max_batches, now_ms)
     if not chosen:
+        # Nothing to hand out although the row says so: bring it in line, or the next look finds it again.
+        yield from refresh_ready([session_id])
         return LookAgain()
     return (yield from _stamp(head, chosen, owner=owner, token=token, lease_ms=lease_ms, now_ms=now_ms))
 
