@@ -139,6 +139,7 @@ def test_a_directory_or_the_callers_own_byte_store_may_be_chosen(sqlite: Options
 
     class Own:
         durable = True
+        put = read = delete = print
 
     runtime = open_sync_runtime(Options(url=sqlite.url, blobs=Own()), PROBES)
     assert runtime.blobs.durable
@@ -545,6 +546,7 @@ def test_a_portal_hands_over_items_and_closes_a_stream_left_early(portal: Portal
     stream = portal.iterate(numbers())
     assert next(stream) == 0
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]  # it is a generator
+    portal.close()  # closing a stream never waits, but it happens before the loop ends
     assert ended == ["closed", "closed"]
 
 

@@ -246,10 +246,8 @@ class Disconnected(Unavailable):
     key: str | None
 
     def __init__(self, why: str, *, key: str | None = None) -> None:
-        hint = f" with key {key!r}" if key is not None else ""
-        super().__init__(
-            f"{why}. The outcome is unknown; repeat the same call{hint}, it returns the first result.", why=why, key=key
-        )
+        hint = "; it is safe" if key is None else f" with key {key!r}; it returns the first result"
+        super().__init__(f"{why}. The outcome is unknown: repeat the same call{hint}.", why=why, key=key)
 
 
 class StorageFull(Unavailable):

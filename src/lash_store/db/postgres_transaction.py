@@ -100,6 +100,11 @@ class PostgresTransaction:
                 await self._leave()
         self._deliver(self._rings)
 
+    def take_rings(self) -> list[Ring]:
+        """The rings so far, which the caller delivers itself."""
+        taken, self._rings = self._rings, []
+        return taken
+
     async def rollback(self) -> None:
         """Undo everything. A transaction that has ended already stays as it ended."""
         async with self._lock:

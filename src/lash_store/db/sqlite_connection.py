@@ -282,6 +282,8 @@ _inherited: set[tuple[int, int]] = set()
 
 def _after_fork_in_child() -> None:
     """Closing an inherited connection could delete a log that the parent still writes: leak it instead."""
+    global _creating  # noqa: PLW0603 - another thread of the parent may hold it; in the child nobody would ever let it go
+    _creating = threading.Lock()
     for connection in list(_open_connections):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         # A closed connection that is not collected yet has no file any more, and nothing to protect.

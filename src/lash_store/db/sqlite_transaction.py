@@ -192,7 +192,7 @@ def _application(sql: str, params: tuple[object, ...], engine: Engine) -> list[t
     return engine.application(sql, params)
 
 
-def lost_answer(error: Exception) -> Disconnected:
+def lost_answer(error: BaseException) -> Disconnected:
     """What a caller hears when the commit happened and its answer did not."""
     return Disconnected(f"the answer was lost after the commit ({type(error).__name__})")
 

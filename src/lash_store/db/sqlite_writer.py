@@ -26,6 +26,7 @@ from lash_store.errors import Busy, Misuse, Unavailable
 from lash_store.ops.statement import Ring
 
 BATCH_OPERATIONS = 128  # bounds what the first of a batch waits for the others
+QUEUE_MAX = 10_000  # operations that may wait in memory: beyond it callers must slow down
 BATCH_BYTES = 8 << 20  # bounds the memory and the log that one transaction takes
 
 Faults = Callable[[str], None]
@@ -84,6 +85,7 @@ class Writer:
         self._changed = threading.Condition()
         self._closed = False
         self._serving: SqliteTransaction | None = None
+        self._in_hand: list[Work] = []
         self._thread = threading.Thread(target=self._main, name="lash-store-writer", daemon=True)
         self._thread.start()
 
@@ -91,6 +93,8 @@ class Writer:
         with self._changed:
             if self._closed:
                 raise closed()
+            if len(self._queue) >= QUEUE_MAX:
+                raise Busy(f"{QUEUE_MAX} operations wait for the writer of this store already")
             self._queue.append(job)
             self._changed.notify()
 
@@ -186,7 +190,7 @@ class Writer:
         return size
 
     def _serve_batch(self, size: int) -> None:
-        ran: list[Work] = []
+        ran = self._in_hand = list[Work]()
         alone = size == 1
         try:
             for work in self._taken(size):
@@ -297,6 +301,13 @@ class Writer:
         with self._changed:
             self._closed = True
         message = f"the writer thread stopped ({type(error).__name__}). Open the store again."
+        for work in self._in_hand:
+            if not work.future.done():
+                # It may have been committed: the thread died before it could say.
+                work.error = lost_answer(error)
+                work.answer()
+        if self._serving is not None:
+            self._serving.stop()
         while self._queue:
             self._queue.popleft().refuse(Unavailable(message))
 

@@ -32,6 +32,9 @@ def channel_name(schema: str) -> str:
     return "lash_" + hashlib.sha1(schema.encode(), usedforsecurity=False).hexdigest()
 
 
+NOBODY = ""  # the origin of a notification that its own store must hear too
+
+
 def payloads(origin: str, topics: Sequence[tuple[str, str]]) -> list[str]:
     """The topics in as few payloads as PostgreSQL's limit allows."""
     head = json.dumps([origin])[:-1]

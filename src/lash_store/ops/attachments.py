@@ -10,18 +10,24 @@ from lash_store.ops.heads import lock_session, look_session
 from lash_store.ops.statement import Op, Row, database_now, execute, fetch, fetch_one
 
 
-def record_intent(session_id: str, ref: AttachmentRef, incarnation: int | None = None) -> Op[AttachmentEntry]:
-    """Say that bytes are about to be stored, before they are. The content's row is locked, so that no sweep is under way."""
+def record_intent(
+    session_id: str, ref: AttachmentRef, incarnation: int | None = None, *, measured: bool = False
+) -> Op[AttachmentEntry]:
+    """Say that bytes are about to be stored, before they are. The content's row is locked, so that no sweep is under way.
+
+    A length that was measured corrects one that was only announced. What a commit named keeps its description.
+    """
     yield from lock_session(session_id, incarnation)
     now_ms = yield from database_now()
-    yield from _hold_content(ref)
+    yield from _hold_content(ref, measured=measured)
     yield from execute(
         """
         INSERT INTO {attachments} (session_id, attachment_id, media_type, byte_len, label, width, height, intent_ms)
         VALUES (:session_id, :attachment_id, :media_type, :byte_len, :label, :width, :height, :now_ms)
         ON CONFLICT (session_id, attachment_id) DO UPDATE
-        SET media_type = excluded.media_type, label = excluded.label, width = excluded.width, height = excluded.height,
-            intent_ms = excluded.intent_ms
+        SET media_type = excluded.media_type, byte_len = excluded.byte_len, label = excluded.label, width = excluded.width,
+            height = excluded.height, intent_ms = excluded.intent_ms
+        WHERE {attachments}.committed_ms IS NULL
         """,
         session_id=session_id,
         attachment_id=ref.attachment_id,
@@ -35,16 +41,19 @@ def record_intent(session_id: str, ref: AttachmentRef, incarnation: int | None =
     return (yield from _entry(session_id, ref.attachment_id))
 
 
-def _hold_content(ref: AttachmentRef) -> Op[None]:
+def _hold_content(ref: AttachmentRef, *, measured: bool) -> Op[None]:
     """Take the content's row: no sweep deletes its bytes until this transaction ends, and none after it while we hold it."""
     yield from execute(
         """
         INSERT INTO {digests} (attachment_id, byte_len)
         VALUES (:attachment_id, :byte_len)
-        ON CONFLICT (attachment_id) DO UPDATE SET released_ms = NULL
+        ON CONFLICT (attachment_id) DO UPDATE
+        SET released_ms = NULL,
+            byte_len = CASE WHEN CAST(:measured AS {int}) = 1 THEN excluded.byte_len ELSE {digests}.byte_len END
         """,
         attachment_id=ref.attachment_id,
         byte_len=ref.byte_len,
+        measured=int(measured),
     )
     row = yield from fetch_one(
         "SELECT byte_len FROM {digests} WHERE attachment_id = :attachment_id",
@@ -211,17 +220,17 @@ def sweep_candidates(*, older_than_ms: int, limit: int, after: str) -> Op[list[s
     return [row[0] for row in rows]
 
 
-def condemn(attachment_id: str, *, older_than_ms: int) -> Op[int | None]:
-    """Lock a content, drop its stale intents, and say how many bytes go; None when somebody holds it.
+def drop_stale_intents(attachment_id: str, *, older_than_ms: int) -> Op[bool]:
+    """Drop the intents of a content that no commit named in time; whether nobody holds the content now.
 
-    The caller deletes the bytes while this transaction holds the lock, then runs `release`.
+    This is committed before any byte goes: a crash in between must not leave an intent whose bytes are gone.
     """
     locked = yield from fetch_one(
         "SELECT byte_len FROM {digests} WHERE attachment_id = :attachment_id {for_update}",
         attachment_id=attachment_id,
     )
     if locked is None:
-        return None
+        return False
     now_ms = yield from database_now()
     yield from execute(
         """
@@ -231,11 +240,35 @@ def condemn(attachment_id: str, *, older_than_ms: int) -> Op[int | None]:
         attachment_id=attachment_id,
         cutoff_ms=now_ms - older_than_ms,
     )
-    held = yield from fetch_one(
+    held = yield from _is_held(attachment_id)
+    yield from execute(
+        "UPDATE {digests} SET released_ms = :released_ms WHERE attachment_id = :attachment_id",
+        attachment_id=attachment_id,
+        released_ms=None if held else now_ms,
+    )
+    return not held
+
+
+def condemn(attachment_id: str) -> Op[int | None]:
+    """Lock a content that nobody holds and say how many bytes go; None when somebody took hold of it.
+
+    The caller deletes the bytes while this transaction holds the lock, then runs `release`.
+    """
+    locked = yield from fetch_one(
+        "SELECT byte_len FROM {digests} WHERE attachment_id = :attachment_id {for_update}",
+        attachment_id=attachment_id,
+    )
+    if locked is None or (yield from _is_held(attachment_id)):
+        return None
+    return locked[0]
+
+
+def _is_held(attachment_id: str) -> Op[bool]:
+    row = yield from fetch_one(
         "SELECT 1 FROM {attachments} WHERE attachment_id = :attachment_id LIMIT 1",
         attachment_id=attachment_id,
     )
-    return locked[0] if held is None else None
+    return row is not None
 
 
 def reclaimable(attachment_id: str, *, older_than_ms: int) -> Op[int | None]:
@@ -258,13 +291,6 @@ def release(attachment_id: str) -> Op[None]:
     """Forget a content whose bytes are gone; the chunks the database kept go with it."""
     yield from execute("DELETE FROM {chunks} WHERE attachment_id = :attachment_id", attachment_id=attachment_id)
     yield from execute("DELETE FROM {digests} WHERE attachment_id = :attachment_id", attachment_id=attachment_id)
-
-
-def keep(attachment_id: str) -> Op[None]:
-    """A content somebody holds is not released any more."""
-    yield from execute(
-        "UPDATE {digests} SET released_ms = NULL WHERE attachment_id = :attachment_id", attachment_id=attachment_id
-    )
 
 
 # --- bytes in the database ------------------------------------------------------------------------------------------------

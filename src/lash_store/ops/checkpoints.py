@@ -12,7 +12,7 @@ from lash_store import delta
 from lash_store.encode import digest
 from lash_store.errors import Corrupt
 from lash_store.model.limits import CHECKPOINT_CHAIN_MAX, CHECKPOINT_DELTA_MAX_BYTES
-from lash_store.ops.statement import Op, execute, execute_many, fetch
+from lash_store.ops.statement import Op, execute_many, fetch
 
 
 class PreparedComponent(Struct, frozen=True, kw_only=True):
@@ -72,11 +72,15 @@ def _prepared(session_id: str, name: str, data: bytes | None, held: delta.Held |
     return PreparedComponent(component=name, digest=content, size=len(data), frame=frame, base_digest=base_digest)
 
 
-def components(session_id: str) -> Op[dict[str, Component]]:
-    """The current version of every component the session ever had."""
+def components(session_id: str, named: Sequence[str]) -> Op[dict[str, Component]]:
+    """The current version of every component the checkpoint has, and of those a commit names."""
     rows = yield from fetch(
-        "SELECT component, revision, full_revision, chain, digest FROM {components} WHERE session_id = :session_id",
+        """
+        SELECT component, revision, full_revision, chain, digest FROM {components}
+        WHERE session_id = :session_id AND (digest IS NOT NULL OR component {any_text:named})
+        """,
         session_id=session_id,
+        named=list(named),
     )
     return {row[0]: Component(row[0], row[1], row[2], row[3], None if row[4] is None else bytes(row[4])) for row in rows}
 
@@ -244,64 +248,72 @@ def history(session_id: str) -> Op[list[Version]]:
     return [Version(row[0], row[1], row[2], row[3], row[4], row[5], None) for row in rows]
 
 
-def chain_of(session_id: str, component: str, *, full_revision: int, revision: int) -> Op[list[Version]]:
-    """The frames that rebuild one version."""
+def frames_between(session_id: str, names: Sequence[str], *, first_revision: int, last_revision: int) -> Op[list[Version]]:
+    """The versions of some components between two revisions, with their frames."""
     rows = yield from fetch(
         """
         SELECT component, revision, full_revision, base_revision, digest, size, frame
         FROM {versions}
-        WHERE session_id = :session_id AND component = :component
-          AND revision >= :full_revision AND revision <= :revision
-        ORDER BY revision
+        WHERE session_id = :session_id AND component {any_text:names}
+          AND revision >= :first_revision AND revision <= :last_revision
+        ORDER BY component, revision
         """,
         session_id=session_id,
-        component=component,
-        full_revision=full_revision,
-        revision=revision,
+        names=list(names),
+        first_revision=first_revision,
+        last_revision=last_revision,
     )
     return [Version(*row) for row in rows]
 
 
-def make_whole(session_id: str, version: Version, frame: bytes) -> Op[bool]:
-    """Turn a delta into a full frame, and let the versions after it start their chain there. False if it moved on."""
-    changed = yield from execute(
+def make_whole(session_id: str, frames: Sequence[tuple[Version, bytes]]) -> Op[bool]:
+    """Turn deltas into full frames, and let the versions after them start their chains there. False if one moved on."""
+    rows = [
+        {
+            "component": version.component,
+            "revision": version.revision,
+            "full_revision": version.full_revision,
+            "base_revision": version.base_revision,
+            "digest": version.digest,
+            "frame": frame,
+        }
+        for version, frame in frames
+    ]
+    changed = yield from execute_many(
         """
-        UPDATE {versions} SET frame = :frame, base_revision = NULL, full_revision = revision
-        WHERE session_id = :session_id AND component = :component AND revision = :revision
-          AND digest = :digest AND base_revision = :base_revision
+        UPDATE {versions} SET frame = rows.frame, base_revision = NULL, full_revision = rows.revision
+        FROM {rows(component text, revision int, base_revision int, digest bytes, frame bytes)}
+        WHERE {versions}.session_id = :session_id AND {versions}.component = rows.component
+          AND {versions}.revision = rows.revision AND {versions}.digest = rows.digest
+          AND {versions}.base_revision = rows.base_revision
         """,
+        [{name: row[name] for name in ("component", "revision", "base_revision", "digest", "frame")} for row in rows],
         session_id=session_id,
-        component=version.component,
-        revision=version.revision,
-        digest=version.digest,
-        base_revision=version.base_revision,
-        frame=frame,
     )
-    if changed != 1:
+    if changed != len(rows):
         return False
-    yield from execute(
+    places = [{name: row[name] for name in ("component", "revision", "full_revision")} for row in rows]
+    yield from execute_many(
         """
-        UPDATE {versions} SET full_revision = :revision
-        WHERE session_id = :session_id AND component = :component
-          AND revision > :revision AND full_revision = :full_revision
+        UPDATE {versions} SET full_revision = rows.revision
+        FROM {rows(component text, revision int, full_revision int)}
+        WHERE {versions}.session_id = :session_id AND {versions}.component = rows.component
+          AND {versions}.revision > rows.revision AND {versions}.full_revision = rows.full_revision
         """,
+        places,
         session_id=session_id,
-        component=version.component,
-        revision=version.revision,
-        full_revision=version.full_revision,
     )
-    yield from execute(
+    yield from execute_many(
         """
-        UPDATE {components} SET full_revision = :revision, chain = (
+        UPDATE {components} SET full_revision = rows.revision, chain = (
             SELECT COUNT(*) FROM {versions} v
             WHERE v.session_id = {components}.session_id AND v.component = {components}.component
-              AND v.revision >= :revision AND v.revision <= {components}.revision)
-        WHERE session_id = :session_id AND component = :component AND full_revision = :full_revision
-          AND revision >= :revision
+              AND v.revision >= rows.revision AND v.revision <= {components}.revision)
+        FROM {rows(component text, revision int, full_revision int)}
+        WHERE {components}.session_id = :session_id AND {components}.component = rows.component
+          AND {components}.full_revision = rows.full_revision AND {components}.revision >= rows.revision
         """,
+        places,
         session_id=session_id,
-        component=version.component,
-        revision=version.revision,
-        full_revision=version.full_revision,
     )
     return True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lash_store.errors import ClaimLost
+from lash_store.errors import ClaimLost, Corrupt
 from lash_store.model.queue import Boundary, Completion, Delivery, Slot
 from lash_store.ops.heads import LIVE, Head, lock_session, lock_sessions, refresh_ready
 from lash_store.ops.queue import StoredBatch, batches_by_id, check_row
@@ -28,7 +28,9 @@ class Claimed(Struct, frozen=True, kw_only=True):
 
 
 class LookAgain(Struct, frozen=True):
-    """The session's ready work was all parked by this look; another session may have some."""
+    """This look found nothing to hand out where it was promised; the next one may. `corrupt` was taken out of delivery."""
+
+    corrupt: tuple[str, ...] = ()
 
 
 def select_prefix(ready: Sequence[StoredBatch], boundary: Boundary, max_batches: int) -> tuple[StoredBatch, ...]:
@@ -113,7 +115,12 @@ def claim_next(
     now_ms = yield from database_now()
     if head is None or head.state != LIVE or not (yield from _still_due(session_id, concurrent, now_ms)):
         return LookAgain()
-    chosen = yield from _choose(session_id, Boundary.IDLE, max_batches, now_ms)
+    chosen = yield from _choose(session_id, Boundary.IDLE, max_batches, now_ms, check=False)
+    damaged = [row for row in chosen if _is_damaged(row)]
+    if damaged:
+        # One damaged row must not stop every worker of every session: it is parked, where operators look.
+        yield from _park_damaged(session_id, damaged, now_ms)
+        return LookAgain(tuple(f"{session_id}/{row.batch_id}" for row in damaged))
     if not chosen:
         # Nothing to hand out although the row says so: bring it in line, or the next look finds it again.
         yield from refresh_ready([session_id])
@@ -222,13 +229,39 @@ def _claim_of_token(session_id: str, token: str) -> Op[Claimed | None]:
     )
 
 
-def _choose(session_id: str, boundary: Boundary, max_batches: int, now_ms: int) -> Op[tuple[StoredBatch, ...]]:
+def _is_damaged(row: StoredBatch) -> bool:
+    try:
+        check_row(row)
+    except Corrupt:
+        return True
+    return False
+
+
+def _park_damaged(session_id: str, rows: Sequence[StoredBatch], now_ms: int) -> Op[None]:
+    count = yield from execute(
+        """
+        UPDATE {batches}
+        SET parked_ms = :now_ms, parked_reason = 'corrupt', claim_id = NULL, owner = NULL, token = NULL, claimed_ms = NULL,
+            expires_ms = NULL
+        WHERE session_id = :session_id AND enqueue_seq {any_int:seqs}
+        """,
+        session_id=session_id,
+        seqs=[row.enqueue_seq for row in rows],
+        now_ms=now_ms,
+    )
+    assert count == len(rows), "a batch of the locked session vanished"
+    yield from refresh_ready([session_id])
+
+
+def _choose(
+    session_id: str, boundary: Boundary, max_batches: int, now_ms: int, *, check: bool = True
+) -> Op[tuple[StoredBatch, ...]]:
     ready = yield from _ready(session_id, max_batches, now_ms)
     if any(_exhausted(row) for row in ready):
         yield from _park_exhausted(session_id, now_ms)
         ready = yield from _ready(session_id, max_batches, now_ms)
     chosen = select_prefix(ready, boundary, max_batches)
-    for row in chosen:
+    for row in chosen if check else ():
         # A claim that cannot be read must not cost an attempt: refuse before anything is written.
         check_row(row)
     return chosen
@@ -325,7 +358,7 @@ def require_owned(session_id: str, completions: Sequence[Completion]) -> Op[list
     found = yield from batches_by_id(session_id, wanted)
     for batch_id, completion in wanted.items():
         row = found.get(batch_id)
-        if row is None or row.token != completion.token:
+        if row is None or (row.token, row.fence) != (completion.token, completion.fence):
             actual = None if row is None else row.fence
             raise ClaimLost(session_id, batch_id=batch_id, held_fence=completion.fence, actual_fence=actual)
     return [found[batch_id] for batch_id in wanted]
@@ -337,7 +370,7 @@ def still_owned(session_id: str, completions: Sequence[Completion]) -> Op[list[S
     if not wanted:
         return []
     found = yield from batches_by_id(session_id, wanted)
-    return [row for batch_id, row in found.items() if row.token == wanted[batch_id].token]
+    return [row for batch_id, row in found.items() if (row.token, row.fence) == (wanted[batch_id].token, wanted[batch_id].fence)]
 
 
 def settle_rows(session_id: str, rows: Sequence[StoredBatch], now_ms: int) -> Op[None]:

@@ -74,16 +74,26 @@ def look(session_id: str, keep_checkpoints: int) -> Op[Look]:
     revisions = sorted({row[0] for row in rows} | {version.revision for version in versions})
     known = History(versions, revisions, head.history_floor)
     planned = plan(session_id, known, keep_checkpoints)
-    chains: list[list[Version]] = []
-    for version in () if planned is None else planned.whole:
-        chains += [
-            (
-                yield from checkpoints.chain_of(
-                    session_id, version.component, full_revision=version.full_revision, revision=version.revision
-                )
-            )
-        ]
+    chains = [] if planned is None or not planned.whole else (yield from _chains(session_id, planned.whole))
     return Look(known, planned, chains)
+
+
+def _chains(session_id: str, whole: Sequence[Version]) -> Op[list[list[Version]]]:
+    """The frames that rebuild these versions, in one statement."""
+    frames = yield from checkpoints.frames_between(
+        session_id,
+        [version.component for version in whole],
+        first_revision=min(version.full_revision for version in whole),
+        last_revision=max(version.revision for version in whole),
+    )
+    return [
+        [
+            frame
+            for frame in frames
+            if frame.component == version.component and version.full_revision <= frame.revision <= version.revision
+        ]
+        for version in whole
+    ]
 
 
 def plan(session_id: str, known: History, keep_checkpoints: int) -> Plan | None:
@@ -119,10 +129,9 @@ def apply(plan: Plan, frames: Mapping[str, bytes]) -> Op[bool]:
     head = (yield from lock_sessions([plan.session_id])).get(plan.session_id)
     if head is None or head.state != LIVE:
         return True
-    for version in plan.whole:
-        done = yield from checkpoints.make_whole(plan.session_id, version, frames[version.component])
-        if not done:
-            return False
+    done = yield from checkpoints.make_whole(plan.session_id, [(version, frames[version.component]) for version in plan.whole])
+    if not done:
+        return False
     yield from execute(
         "UPDATE {sessions} SET history_floor = :floor WHERE session_id = :session_id AND history_floor < :floor",
         session_id=plan.session_id,
@@ -146,6 +155,12 @@ def delete_step(session_id: str, limit: int) -> Op[Deleted]:
     versions = yield from _delete_versions(session_id, head.history_floor, limit)
     configs = yield from _delete_configs(session_id, head.history_floor, limit)
     frames = yield from _delete_frames(session_id, head.history_floor, limit)
+    # A component that was removed before the floor has nothing left to say.
+    yield from execute(
+        "DELETE FROM {components} WHERE session_id = :session_id AND digest IS NULL AND revision <= :floor",
+        session_id=session_id,
+        floor=head.history_floor,
+    )
     return Deleted(versions, max(versions, configs, frames) < limit)
 
 

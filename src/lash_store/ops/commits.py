@@ -36,7 +36,7 @@ def commit(prepared: PreparedCommit, *, retention_ms: int) -> Op[Receipt]:
         raise RevisionConflict(prepared.session_id, expected=prepared.expected_revision, actual=head.revision)
     settled = yield from claims.require_owned(prepared.session_id, prepared.completes)
     plan = yield from _plan_graph(prepared, head)
-    current = yield from checkpoints.components(prepared.session_id)
+    current = yield from checkpoints.components(prepared.session_id, [each.component for each in prepared.components])
     versions, after = checkpoints.plan_versions(prepared.components, current, head.revision + 1)
 
     revision = head.revision + 1

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from lash_store.encode import canonical, decode
 from lash_store.errors import NotFound, ReplayConflict, SessionDeleted
+from lash_store.model.limits import INT_MAX
 from lash_store.model.session import Session
 from lash_store.ops import checkpoints, commits, frames, sessions
 from lash_store.ops.checkpoints import PreparedComponent, Version
@@ -23,6 +24,7 @@ class ForkPoint(Struct, frozen=True, kw_only=True):
     leaf_id: str | None
     state_revision: int | None
     current_frame_id: str | None
+    visible_after: int
     versions: list[Version]
 
 
@@ -36,7 +38,7 @@ def find_point(source_id: str, at: str | int | None, incarnation: int | None = N
         record = yield from commits.record_at(source_id, at)
         if record is None:
             raise NotFound("revision", str(at), within=source_id)
-        return (yield from _point(head, record.leaf_id, at, record.current_frame_id))
+        return (yield from _point(head, record.leaf_id, at, record.current_frame_id, visible_after=at))
     record = yield from commits.record_with_leaf(source_id, at)
     if record is None:
         return (yield from _point(head, at, None, None))
@@ -44,7 +46,9 @@ def find_point(source_id: str, at: str | int | None, incarnation: int | None = N
     return (yield from _point(head, at, record.revision, record.current_frame_id))
 
 
-def _point(head: Head, leaf_id: str | None, revision: int | None, frame_id: str | None) -> Op[ForkPoint]:
+def _point(
+    head: Head, leaf_id: str | None, revision: int | None, frame_id: str | None, *, visible_after: int = INT_MAX
+) -> Op[ForkPoint]:
     versions = [] if revision is None else (yield from checkpoints.chains_at(head.session_id, revision))
     return ForkPoint(
         source_id=head.session_id,
@@ -52,8 +56,13 @@ def _point(head: Head, leaf_id: str | None, revision: int | None, frame_id: str 
         leaf_id=leaf_id,
         state_revision=revision,
         current_frame_id=frame_id,
+        visible_after=visible_after,
         versions=versions,
     )
+
+
+class PointMoved(Exception):
+    """Retention passed the fork's point between the look and the lock. Look again."""
 
 
 class Fork(Struct, frozen=True, kw_only=True):
@@ -72,7 +81,9 @@ def fork(plan: Fork) -> Op[Session]:
     heads = yield from lock_sessions([source_id, new_id])
     if not created:
         return (yield from _forked_before(plan, heads[new_id]))
-    live(heads.get(source_id), source_id, plan.point.incarnation)
+    source = live(heads.get(source_id), source_id, plan.point.incarnation)
+    if plan.point.state_revision is not None and plan.point.state_revision < source.history_floor:
+        raise PointMoved
     now_ms = yield from database_now()
     copied = yield from _copy_path(plan)
     yield from _copy_state(plan)
@@ -132,7 +143,7 @@ class Copied(Struct, frozen=True):
 
 
 def _copy_path(plan: Fork) -> Op[Copied]:
-    """One run, root first. Tombstoned ancestors keep their places without their bodies, so that no parent edge changes."""
+    """One run, root first. Ancestors tombstoned by then keep their places without bodies, so that no parent edge changes."""
     if plan.point.leaf_id is None:
         return Copied(0, 0)
     rows = yield from execute(
@@ -148,9 +159,9 @@ def _copy_path(plan: Fork) -> Op[Copied]:
         INSERT INTO {nodes} (session_id, branch, depth, position, node_id, parent_id, kind, body, frame_id, caused_by, digest,
                              created_ms, created_revision, tombstone_revision)
         SELECT CAST(:new_id AS TEXT), 0, n.depth, n.depth, n.node_id, n.parent_id, n.kind,
-               CASE WHEN n.tombstone_revision IS NULL THEN n.body END, n.frame_id,
-               CASE WHEN n.tombstone_revision IS NULL THEN n.caused_by END, n.digest, n.created_ms, 1,
-               CASE WHEN n.tombstone_revision IS NULL THEN NULL ELSE 0 END
+               CASE WHEN n.tombstone_revision <= :visible_after THEN NULL ELSE n.body END, n.frame_id,
+               CASE WHEN n.tombstone_revision <= :visible_after THEN NULL ELSE n.caused_by END, n.digest, n.created_ms, 1,
+               CASE WHEN n.tombstone_revision <= :visible_after THEN 0 END
         FROM run
         CROSS JOIN {nodes} n
         WHERE n.session_id = :source_id AND n.branch = run.branch AND n.depth <= run.last_depth
@@ -158,6 +169,7 @@ def _copy_path(plan: Fork) -> Op[Copied]:
         source_id=plan.point.source_id,
         leaf_id=plan.point.leaf_id,
         new_id=plan.new.session_id,
+        visible_after=plan.point.visible_after,
     )
     row = yield from fetch_one(
         """

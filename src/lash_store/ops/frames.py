@@ -96,7 +96,7 @@ def frames_at(session_id: str, revision: int) -> Op[list[Row]]:
     return (
         yield from fetch(
             """
-            SELECT frame_id, body, state, digest, created_ms
+            SELECT frame_id, body, state, digest, created_ms, ordinal
             FROM {frames}
             WHERE session_id = :session_id AND revision <= :revision
               AND (until_revision IS NULL OR until_revision > :revision)
@@ -113,7 +113,7 @@ def current_frames(session_id: str) -> Op[list[Row]]:
     return (
         yield from fetch(
             """
-            SELECT frame_id, body, state, digest, created_ms
+            SELECT frame_id, body, state, digest, created_ms, ordinal
             FROM {frames}
             WHERE session_id = :session_id AND until_revision IS NULL
             ORDER BY ordinal
@@ -123,9 +123,17 @@ def current_frames(session_id: str) -> Op[list[Row]]:
     )
 
 
+def verified_frames(session_id: str, rows: Sequence[Row]) -> tuple[Frame, ...]:
+    """All frames in their order; a gap in it is a row that was lost."""
+    for place, row in enumerate(rows):
+        if row[5] != place:
+            raise Corrupt("frames", f"{session_id!r}#{place}", "the row is missing")
+    return tuple(verified_frame(session_id, row) for row in rows)
+
+
 def verified_frame(session_id: str, row: Row) -> Frame:
     """A frame whose stored bytes match their digest."""
-    frame_id, body, state, expected, created_ms = row
+    frame_id, body, state, expected, created_ms, _ = row
     name = f"{session_id!r}/{frame_id!r}"
     kept = None if state is None else bytes(state)
     check(bytes(expected), frame_digest(frame_id, body, kept), table="frames", row=name)
@@ -157,5 +165,7 @@ def verified_config(session_id: str, row: Row | None, expected_revision: int | N
         return None
     revision, body, expected = row
     name = f"{session_id!r}@{revision}"
+    if expected_revision is not None and revision != expected_revision:
+        raise Corrupt("configs", f"{session_id!r}@{expected_revision}", "the row is missing")
     check(bytes(expected), digest("config/1", session_id, revision, body), table="configs", row=name)
     return decode(body, table="configs", row=name)

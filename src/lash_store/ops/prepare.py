@@ -211,7 +211,10 @@ def prepare_completion(claim: object, encoder: Encoder, path: str) -> Completion
         claim_id=encoder.id(completion.claim_id, f"{path}.claim_id"),
         token=encoder.id(completion.token, f"{path}.token"),
         fence=encoder.counter(completion.fence, f"{path}.fence"),
-        batch_ids=tuple(encoder.id(batch_id, f"{path}.batch_ids[{i}]") for i, batch_id in enumerate(completion.batch_ids)),
+        batch_ids=tuple(
+            encoder.id(batch_id, f"{path}.batch_ids[{i}]")
+            for i, batch_id in enumerate(encoder.items(completion.batch_ids, f"{path}.batch_ids"))
+        ),
     )
 
 
@@ -285,13 +288,15 @@ def _check_budget(prepared: PreparedCommit, encoder: Encoder) -> None:
     """One commit is one transaction: its rows and bytes are bounded, and a breach says what took the room."""
     frames = () if isinstance(prepared.frames, UnsetType) else prepared.frames
     bytes_by_part = {
-        "nodes": sum(len(node.body) + len(node.caused_by or "") for node in prepared.nodes),
+        "nodes": sum(_bytes(node.body, node.caused_by) for node in prepared.nodes),
+        "config": 0 if isinstance(prepared.config, UnsetType) else _bytes(prepared.config),
         "checkpoint": sum(len(data or b"") for data in prepared.checkpoint.values()),
-        "frames": sum(len(frame.body) + len(frame.state or b"") for frame in frames),
-        "enqueues": sum(len(batch.payloads) for batch in prepared.enqueues),
+        "frames": sum(_bytes(frame.body) + len(frame.state or b"") for frame in frames),
+        "enqueues": sum(_bytes(batch.payloads) for batch in prepared.enqueues),
     }
     rows_by_part = {
         "nodes": len(prepared.nodes),
+        "checkpoint": len(prepared.checkpoint),
         "frames": len(frames),
         "usage": len(prepared.usage),
         "completes": sum(len(completion.batch_ids) for completion in prepared.completes),
@@ -303,6 +308,10 @@ def _check_budget(prepared: PreparedCommit, encoder: Encoder) -> None:
         if sum(parts.values()) > maximum:
             itemised = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
             raise LimitExceeded(limit, maximum=maximum, actual=f"{sum(parts.values())} ({itemised})", path="commit")
+
+
+def _bytes(*texts: str | None) -> int:
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text is not None)
 
 
 def _with_intent(prepared: PreparedCommit, commit: Commit, drafts: Sequence[NodeDraft]) -> PreparedCommit:

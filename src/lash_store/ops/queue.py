@@ -384,6 +384,23 @@ def cancel(session_id: str, batch_id: str, incarnation: int | None = None) -> Op
     row = (yield from batches_by_id(session_id, [batch_id])).get(batch_id)
     if row is None or row.held(now_ms):
         return None
+    check_row(row)
+    yield from _remove(session_id, batch_id)
+    return row, now_ms
+
+
+def discard(session_id: str, batch_id: str, incarnation: int | None = None) -> Op[bool]:
+    """Remove a batch no live claim holds without reading it: the way out for a damaged one."""
+    yield from lock_session(session_id, incarnation)
+    now_ms = yield from database_now()
+    row = (yield from batches_by_id(session_id, [batch_id])).get(batch_id)
+    if row is None or row.held(now_ms):
+        return False
+    yield from _remove(session_id, batch_id)
+    return True
+
+
+def _remove(session_id: str, batch_id: str) -> Op[None]:
     count = yield from execute(
         "DELETE FROM {batches} WHERE session_id = :session_id AND batch_id = :batch_id",
         session_id=session_id,
@@ -392,7 +409,6 @@ def cancel(session_id: str, batch_id: str, incarnation: int | None = None) -> Op
     assert count == 1, "a batch of the locked session vanished"
     yield from refresh_ready([session_id])
     yield from ring("inbox", session_id)
-    return row, now_ms
 
 
 def park(session_id: str, batch_id: str, reason: str, incarnation: int | None = None) -> Op[tuple[StoredBatch, int]]:
@@ -435,6 +451,7 @@ def _after_lever(session_id: str, batch_id: str, now_ms: int) -> Op[tuple[Stored
     row = (yield from batches_by_id(session_id, [batch_id])).get(batch_id)
     if row is None:
         raise NotFound("batch", batch_id, within=session_id)
+    check_row(row)
     yield from refresh_ready([session_id])
     yield from ring("inbox", session_id)
     return row, now_ms

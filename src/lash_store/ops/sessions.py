@@ -167,6 +167,8 @@ def page(*, order: Order, parent: str | None, limit: int, cursor: str | None) ->
 
 def _by_updated(parent: str | None, limit: int, cursor: str | None) -> Op[list[Row]]:
     updated_ms, session_id = split_cursor(cursor)
+    if parent is not None:
+        return (yield from _children_by_updated(parent, limit, updated_ms, session_id))
     return (
         yield from fetch(
             """
@@ -175,19 +177,39 @@ def _by_updated(parent: str | None, limit: int, cursor: str | None) -> Op[list[R
             FROM {sessions}
             WHERE state = 'live'
               AND (updated_ms, session_id) < (CAST(:updated_ms AS {int}), CAST(:session_id AS TEXT))
-              AND (CAST(:parent AS TEXT) IS NULL OR parent_session_id = :parent)
             ORDER BY updated_ms DESC, session_id DESC
             LIMIT :limit
             """,
             updated_ms=updated_ms,
             session_id=session_id,
+            limit=limit,
+        )
+    )
+
+
+def _children_by_updated(parent: str, limit: int, updated_ms: int, session_id: str) -> Op[list[Row]]:
+    return (
+        yield from fetch(
+            """
+            SELECT session_id, incarnation, state, revision, leaf_id, node_count, current_frame_id, checkpoint_digest,
+                   name, model, cwd, parent_session_id, caused_by, meta_digest, created_ms, updated_ms
+            FROM {sessions}
+            WHERE state = 'live' AND parent_session_id = :parent
+              AND (updated_ms, session_id) < (CAST(:updated_ms AS {int}), CAST(:session_id AS TEXT))
+            ORDER BY updated_ms DESC, session_id DESC
+            LIMIT :limit
+            """,
             parent=parent,
+            updated_ms=updated_ms,
+            session_id=session_id,
             limit=limit,
         )
     )
 
 
 def _by_id(parent: str | None, limit: int, cursor: str | None) -> Op[list[Row]]:
+    if parent is not None:
+        return (yield from _children_by_id(parent, limit, cursor))
     return (
         yield from fetch(
             """
@@ -195,12 +217,28 @@ def _by_id(parent: str | None, limit: int, cursor: str | None) -> Op[list[Row]]:
                    name, model, cwd, parent_session_id, caused_by, meta_digest, created_ms, updated_ms
             FROM {sessions}
             WHERE state = 'live' AND session_id > :after
-              AND (CAST(:parent AS TEXT) IS NULL OR parent_session_id = :parent)
             ORDER BY session_id
             LIMIT :limit
             """,
             after=cursor or "",
+            limit=limit,
+        )
+    )
+
+
+def _children_by_id(parent: str, limit: int, cursor: str | None) -> Op[list[Row]]:
+    return (
+        yield from fetch(
+            """
+            SELECT session_id, incarnation, state, revision, leaf_id, node_count, current_frame_id, checkpoint_digest,
+                   name, model, cwd, parent_session_id, caused_by, meta_digest, created_ms, updated_ms
+            FROM {sessions}
+            WHERE state = 'live' AND parent_session_id = :parent AND session_id > :after
+            ORDER BY session_id
+            LIMIT :limit
+            """,
             parent=parent,
+            after=cursor or "",
             limit=limit,
         )
     )

@@ -121,7 +121,7 @@ def assemble(parts: Parts, *, checkpoint: bool) -> Snapshot:
         config=frames.verified_config(
             session_id, parts.config, parts.head.config_revision if parts.at_revision is None else None
         ),
-        frames=tuple(frames.verified_frame(session_id, row) for row in parts.frames),
+        frames=frames.verified_frames(session_id, parts.frames),
         current_frame_id=parts.current_frame_id,
         checkpoint=components,
         checkpoint_digest=None if parts.checkpoint_digest is None else bytes(parts.checkpoint_digest).hex(),

@@ -36,10 +36,10 @@ def ready_inboxes(waiting: Waiting) -> Op[set[str | None]]:
     return {row[0] or None for row in rows}
 
 
-def next_due(session_id: str | None) -> Op[tuple[int | None, int]]:
+def next_due(session_id: str | None, incarnation: int | None = None) -> Op[tuple[int | None, int]]:
     """When the inbox (None: the first of all inboxes) next has work, and the database's clock; None when it has none."""
     if session_id is not None:
-        yield from look_session(session_id)
+        yield from look_session(session_id, incarnation)
         rows = yield from fetch("SELECT open_ms FROM {sessions} WHERE session_id = :session_id", session_id=session_id)
     else:
         rows = yield from fetch("SELECT MIN(ready_ms) FROM {sessions} WHERE ready_ms IS NOT NULL")

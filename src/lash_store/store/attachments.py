@@ -6,7 +6,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
 from lash_store.blobs.protocol import checked_id
 from lash_store.blobs.spool import Source
-from lash_store.errors import InvalidArgument, Unstorable
+from lash_store.encode import Encoder
+from lash_store.errors import Corrupt, InvalidArgument, NotFound, Unstorable
 from lash_store.model.attachment import AttachmentEntry, AttachmentPage, AttachmentRef, SweepReport
 from lash_store.ops import attachments
 from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
@@ -48,7 +49,7 @@ class AsyncAttachments:
                     height=height,
                 )
             )
-            await self._runtime.write(attachments.record_intent, session_id, ref, self._incarnation)
+            await self._runtime.write(attachments.record_intent, session_id, ref, self._incarnation, measured=True)
             await self._runtime.blobs.put(ref.attachment_id, spool)
         return ref
 
@@ -59,8 +60,14 @@ class AsyncAttachments:
     async def stream(self, session_id: str, attachment_id: str) -> AsyncIterator[bytes]:
         """The bytes in chunks. Corrupt is raised at the end if they do not match; the last chunk leaves only when they do."""
         found = await self.entry(session_id, attachment_id)
-        async for chunk in self._runtime.stream(found.ref.attachment_id, found.ref.byte_len):
-            yield chunk
+        try:
+            async for chunk in self._runtime.stream(found.ref.attachment_id, found.ref.byte_len):
+                yield chunk
+        except NotFound:
+            if found.committed_ms is None:
+                raise
+            # A commit named it, so the bytes were there: their absence is damage, not an answer.
+            raise Corrupt("attachments", f"{session_id!r}/{attachment_id}", "its bytes are missing") from None
 
     async def entry(self, session_id: str, attachment_id: str) -> AttachmentEntry:
         """The manifest row of one attachment."""
@@ -91,7 +98,7 @@ class AsyncAttachments:
         """Intents of this age or more that no commit named, over all sessions, oldest first."""
         age_ms = self._encoder.duration(older_than_ms, "older_than_ms")
         return await self._runtime.read(
-            attachments.uncommitted, older_than_ms=age_ms, limit=self._limit(limit), after=_after(cursor)
+            attachments.uncommitted, older_than_ms=age_ms, limit=self._limit(limit), after=_after(cursor, self._encoder)
         )
 
     async def forget(self, session_id: str, attachment_id: str) -> bool:
@@ -123,13 +130,13 @@ class AsyncAttachments:
         """One content, one transaction: its bytes are deleted while its row is locked, so that no put comes in between."""
         if dry_run:
             return await self._runtime.read(attachments.reclaimable, attachment_id, older_than_ms=age_ms)
+        if not await self._runtime.write(attachments.drop_stale_intents, attachment_id, older_than_ms=age_ms):
+            return None
         async with self._runtime.transaction(max_ms=SWEEP_MAX_MS) as transaction:
-            size = await transaction.write(attachments.condemn, attachment_id, older_than_ms=age_ms)
-            if size is None:
-                await transaction.write(attachments.keep, attachment_id)
-                return None
-            await self._runtime.blobs.delete(attachment_id)
-            await transaction.write(attachments.release, attachment_id)
+            size = await transaction.write(attachments.condemn, attachment_id)
+            if size is not None:
+                await self._runtime.blobs.delete(attachment_id)
+                await transaction.write(attachments.release, attachment_id)
             return size
 
     def _ref(self, ref: object) -> AttachmentRef:
@@ -154,7 +161,7 @@ class AsyncAttachments:
         return self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
 
 
-def _after(cursor: str | None) -> tuple[int, str, str]:
+def _after(cursor: str | None, encoder: Encoder) -> tuple[int, str, str]:
     """The (time, attachment, session) a page of intents ended on."""
     if cursor is None:
         return (-1, "", "")
@@ -164,4 +171,4 @@ def _after(cursor: str | None) -> tuple[int, str, str]:
     attachment_id, separator, session_id = rest.partition(":")
     if not instant.isascii() or not instant.isdigit() or len(instant) > 18 or not separator:
         raise InvalidArgument("cursor", "is not one this list returned")
-    return (int(instant), attachment_id, session_id)
+    return (int(instant), encoder.id(attachment_id, "cursor"), encoder.id(session_id, "cursor"))

@@ -56,14 +56,29 @@ class Options(Struct, frozen=True, kw_only=True):
         return None if self.pooler or target.dsn is None else target
 
     def _check(self) -> None:
-        lowered(self.limits)
         if self.durability not in ("full", "relaxed"):
             raise InvalidArgument("durability", 'must be "full" or "relaxed"')
-        if not 1 <= self.pool_size <= POOL_MAX:
-            raise InvalidArgument("pool_size", f"must be between 1 and {POOL_MAX}")
+        if not isinstance(self.limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+            raise InvalidArgument("limits", "must be a Limits")
+        lowered(self.limits)
+        _whole("pool_size", self.pool_size, POOL_MAX)
         for name in ("acquire_ms", "lock_ms", "statement_ms", "settled_key_retention_ms"):
-            if not 0 < getattr(self, name) <= DURATION_MAX_MS:
-                raise InvalidArgument(name, f"must be between 1 and {DURATION_MAX_MS}")
+            _whole(name, getattr(self, name), DURATION_MAX_MS)
+        for name in ("migrate", "pooler", "in_loop"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(name, "must be True or False")
+        _check_blobs(self.blobs)
 
     def __repr__(self) -> str:
         return f"Options(schema={self.schema!r}, migrate={self.migrate}, durability={self.durability!r})"
+
+
+def _whole(name: str, value: object, maximum: int) -> None:
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise InvalidArgument(name, f"must be a whole number between 1 and {maximum}")
+
+
+def _check_blobs(blobs: object) -> None:
+    named = blobs is None or isinstance(blobs, str | os.PathLike)
+    if not named and not all(callable(getattr(blobs, verb, None)) for verb in ("put", "read", "delete")):
+        raise InvalidArgument("blobs", 'must be None, "database", a directory, or a byte store with put, read and delete')

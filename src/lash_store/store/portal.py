@@ -51,7 +51,12 @@ class Portal:
                     return
                 yield item
         finally:
-            self.call(_close(source))
+            self._forget(source)
+
+    def _forget(self, source: AsyncIterator[Any]) -> None:
+        """Close `source` without waiting: a forgotten iterator may be collected on any thread, also on the loop's own."""
+        if isinstance(source, AsyncGenerator) and not self.loop.is_closed():
+            asyncio.run_coroutine_threadsafe(_close(source), self.loop)
 
     def entered_by_caller(self) -> bool:
         """Whether the calling thread is the portal's own: it would wait for itself."""
@@ -102,7 +107,5 @@ async def _next(source: AsyncIterator[T]) -> tuple[bool, Any]:
         return False, None
 
 
-async def _close(source: AsyncIterator[Any]) -> None:
-    # A byte store of the application's may hand out a plain iterator.
-    if isinstance(source, AsyncGenerator):
-        await source.aclose()
+async def _close(source: AsyncGenerator[Any, Any]) -> None:
+    await source.aclose()

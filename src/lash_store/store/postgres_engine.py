@@ -17,9 +17,10 @@ import asyncpg
 from lash_store.db.driver import AsyncTransaction, Call, Mode, RingHook
 from lash_store.db.migrate import open_postgres
 from lash_store.db.postgres import PostgresDriver
+from lash_store.db.postgres_transaction import PostgresTransaction
 from lash_store.errors import InvalidArgument
 from lash_store.notify.hub import Hub, SyncSubscription
-from lash_store.notify.listen import Connect, Connection, Listener, Sender, channel_name, notify
+from lash_store.notify.listen import NOBODY, Connect, Connection, Listener, Sender, channel_name, notify, payloads
 from lash_store.ops.statement import Ring
 from lash_store.store.options import Options
 from lash_store.store.portal import Portal, settle
@@ -77,11 +78,11 @@ class PostgresEngine:
 
     def __init__(self, hub: Hub[Any], schema: str, listen: Target | None) -> None:
         self.hub = hub
-        self._channel = channel_name(schema)
+        self.channel = channel_name(schema)
         self._tasks: set[asyncio.Task[Any]] = set()
         origin = secrets.token_hex(8)
         self._sender = Sender(self._notify, origin)
-        self._listener = Listener(hub, self._look, connect=_connect_to(listen), channel=self._channel, origin=origin)
+        self._listener = Listener(hub, self._look, connect=_connect_to(listen), channel=self.channel, origin=origin)
         hub.on_subscribe = self._listener.nudge
         if listen is None:
             log.info("no url to LISTEN on (a pooler or a given pool): waiting by slow look; pass listen_url to be woken at once")
@@ -135,7 +136,7 @@ class PostgresEngine:
             self._sender.post(rings)
 
     async def _notify(self, messages: Sequence[str]) -> None:
-        await self.run(partial(notify, self._channel, messages), Mode.WRITE)
+        await self.run(partial(notify, self.channel, messages), Mode.WRITE)
 
     async def _look(self, kinds: Sequence[str]) -> None:
         for kind, call in self.hub.looks(kinds):
@@ -148,7 +149,7 @@ class PostgresEngine:
 class _Serial:
     """An interactive transaction whose calls run one after another, each to its end: it has one connection."""
 
-    def __init__(self, engine: PostgresEngine, transaction: AsyncTransaction) -> None:
+    def __init__(self, engine: PostgresEngine, transaction: PostgresTransaction) -> None:
         self._engine = engine
         self._transaction = transaction
         self._lock = asyncio.Lock()
@@ -160,7 +161,15 @@ class _Serial:
         return await self._engine.started(self._alone(partial(self._transaction.execute, sql, *params)))
 
     async def commit(self) -> None:
-        await self._engine.started(self._alone(self._transaction.commit))
+        await self._engine.started(self._alone(self._publish))
+
+    async def _publish(self) -> None:
+        """Inside the caller's transaction only the server knows when it commits: it carries the rings, to us as well."""
+        if self._transaction.nested:
+            topics = list(dict.fromkeys((ring.kind, ring.id) for ring in self._transaction.take_rings()))
+            for payload in payloads(NOBODY, topics) if topics else ():
+                await self._transaction.execute("SELECT pg_notify($1, $2)", self._engine.channel, payload)
+        await self._transaction.commit()
 
     async def rollback(self) -> None:
         await self._engine.started(self._alone(self._transaction.rollback))

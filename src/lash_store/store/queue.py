@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from lash_store.ops.queue import StoredBatch, verified
 from lash_store.ops.tree import number_cursor
 from lash_store.store.keys import keyed
 from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
+from lash_store.store.weight import is_heavy
+
+log = logging.getLogger("lash_store")
 
 
 class AsyncQueue:
@@ -62,7 +66,10 @@ class AsyncQueue:
             max_attempts=max_attempts,
             batch_id=batch_id,
         )
-        prepared = prepare_batch(session_id, draft, self._encoder, "batch")
+        if is_heavy(payloads):
+            prepared = await self._runtime.offload(prepare_batch, session_id, draft, self._encoder, "batch")
+        else:
+            prepared = prepare_batch(session_id, draft, self._encoder, "batch")
         with keyed(prepared.batch_id):
             done = await self._runtime.write(
                 queue.enqueue,
@@ -158,9 +165,12 @@ class AsyncQueue:
                 )
                 if isinstance(found, Claimed):
                     return _claim(found)
-                if not isinstance(found, LookAgain):
-                    if wait_for_locks:
-                        return None
+                if isinstance(found, LookAgain):
+                    for name in found.corrupt:
+                        log.error("batch %s does not match its digest; it is parked as 'corrupt'", name)
+                elif wait_for_locks:
+                    return None
+                else:
                     wait_for_locks = True
 
     # --- holding and letting go -------------------------------------------------------------------------------------------
@@ -199,6 +209,10 @@ class AsyncQueue:
         """Remove a batch no live claim holds; None when it is held or gone. Its source key is free again."""
         found = await self._runtime.write(queue.cancel, self._id(session_id), self._batch(batch_id), self._incarnation)
         return None if found is None else verified(*found)
+
+    async def discard(self, session_id: str, batch_id: str) -> bool:
+        """Remove a batch no live claim holds without reading it: the way out for one that is damaged. False if held or gone."""
+        return await self._runtime.write(queue.discard, self._id(session_id), self._batch(batch_id), self._incarnation)
 
     async def park(self, session_id: str, batch_id: str, *, reason: str) -> Batch:
         """Take a batch out of delivery; a claim that holds it loses it."""
@@ -244,7 +258,7 @@ class AsyncQueue:
         deadline = time.monotonic() + self._encoder.duration(timeout_ms, "timeout_ms") / 1000
         with self._runtime.subscribe("inbox", session_id) as subscription:
             while True:
-                due_ms, now_ms = await self._runtime.read(watch.next_due, session_id)
+                due_ms, now_ms = await self._runtime.read(watch.next_due, session_id, self._incarnation)
                 if due_ms is not None and due_ms <= now_ms:
                     return True
                 remaining_ms = (deadline - time.monotonic()) * 1000

@@ -140,6 +140,7 @@ class AsyncRuntime(_Common):
     async def transaction(self, *, max_ms: int, connection: Any = None) -> AsyncGenerator[AsyncTransactionRuntime]:
         """Several operations and the application's SQL in one transaction: leaving commits, an exception rolls back."""
         self.check()
+        max_ms = self.encoder.duration(max_ms, "max_ms", minimum=1)
         transaction = AsyncTransactionRuntime(self, await self._engine.begin(max_ms, connection))
         entered(transaction)
         try:
@@ -288,6 +289,7 @@ class SyncRuntime(_Common):
     def transaction(self, *, max_ms: int, connection: Any = None) -> Generator[SyncTransactionRuntime]:
         """Several operations and the application's SQL in one transaction: leaving commits, an exception rolls back."""
         self.check()
+        max_ms = self.encoder.duration(max_ms, "max_ms", minimum=1)
         transaction = SyncTransactionRuntime(self, self._engine.begin(max_ms, connection))
         entered(transaction)
         try:

@@ -9,23 +9,23 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from lash_store.errors import InvalidArgument, Unstorable
+from lash_store.errors import Busy, InvalidArgument, Unstorable
 from lash_store.model.commit import Commit, CommitPage, CommitRecord, Receipt
 from lash_store.model.graph import FULL, ActivePath, BranchPage, FullGraph, Node, NodePage, ReadScope
-from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION, MIB
+from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.session import Deletion, Relation, Session, SessionPage, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
 from lash_store.ops import checkpoints, commits, forks, paths, sessions, snapshot, tree, usage
 from lash_store.ops.checkpoints import NeedsFullFrame, PreparedComponent
-from lash_store.ops.forks import Fork
+from lash_store.ops.forks import Fork, PointMoved
 from lash_store.ops.prepare import PreparedCommit, prepare_commit
 from lash_store.ops.sessions import MetaChange, NewSession, Order
 from lash_store.store.keys import keyed
 from lash_store.store.runtime import SyncRuntime, SyncTransactionRuntime
+from lash_store.store.weight import HEAVY_BYTES, is_heavy
 
-OFFLOAD_BYTES = MIB // 4  # from here on hashing and compressing would hold up the event loop longer than a thread costs
-OFFLOAD_ROWS = 200  # likewise for encoding and decoding rows
+FORK_LOOKS_MAX = 8  # times a fork looks again because retention passed its point
 
 
 class Sessions:
@@ -142,7 +142,7 @@ class Sessions:
         self, session_id: str, checkpoint: Mapping[str, bytes | None], *, full: bool
     ) -> tuple[PreparedComponent, ...]:
         held = self._runtime.held
-        if sum(len(data or b"") for data in checkpoint.values()) < OFFLOAD_BYTES:
+        if not is_heavy(*checkpoint.values()):
             return checkpoints.prepare(session_id, checkpoint, held, full=full)
         return self._runtime.offload(checkpoints.prepare, session_id, checkpoint, held, full=full)
 
@@ -197,7 +197,7 @@ class Sessions:
             checkpoint=checkpoint,
             incarnation=self._incarnation,
         )
-        if len(parts.rows) > OFFLOAD_ROWS or sum(version.size for version in parts.versions) > OFFLOAD_BYTES:
+        if sum(version.size for version in parts.versions) > HEAVY_BYTES or is_heavy([row.body for row in parts.rows]):
             loaded = self._runtime.offload(snapshot.assemble, parts, checkpoint=checkpoint)
         else:
             loaded = snapshot.assemble(parts, checkpoint=checkpoint)
@@ -206,10 +206,10 @@ class Sessions:
         return loaded
 
     def _remember(self, session_id: str, loaded: Snapshot, versions: Sequence[checkpoints.Version]) -> None:
-        for version in versions:
-            data = loaded.checkpoint[version.component]
-            if version.digest is not None and version.size == len(data):
-                self._runtime.held.put(session_id, version.component, digest=bytes(version.digest), data=data)
+        current = {version.component: version for version in versions}
+        for name, version in current.items():
+            if version.digest is not None:
+                self._runtime.held.put(session_id, name, digest=bytes(version.digest), data=loaded.checkpoint[name])
 
     def _scope(self, scope: object) -> ReadScope:
         if isinstance(scope, FullGraph):
@@ -254,6 +254,7 @@ class Sessions:
     def tombstone(self, session_id: str, node_ids: Sequence[str]) -> int:
         """Hide nodes until a commit writes them again or vacuum erases them; how many were hidden by this call."""
         given = self._encoder.items(node_ids, "node_ids")
+        self._encoder.counter(len(given), "node_ids", maximum=self._runtime.limits.commit_rows, limit="commit_rows")
         ids = [self._encoder.id(node_id, f"node_ids[{i}]") for i, node_id in enumerate(given)]
         return self._runtime.write(tree.tombstone, self._id(session_id), ids, self._incarnation)
 
@@ -283,13 +284,18 @@ class Sessions:
         """
         source = self._id(source)
         where = at if at is None else self._encoder.id(at, "at") if isinstance(at, str) else self._encoder.counter(at, "at")
-        point = self._runtime.read(forks.find_point, source, where, self._incarnation)
-        cause = None if point.leaf_id is None else {"type": "session_node", "session_id": source, "node_id": point.leaf_id}
-        relation = Relation(parent_session_id=source, caused_by=cause)
-        new = self._new_session(new_id, name=name, model=model, cwd=cwd, relation=relation)
-        restored = self._runtime.offload(checkpoints.restore, source, point.versions)
-        components = self._compressed(new.session_id, restored, full=True)
-        return self._runtime.write(forks.fork, Fork(point=point, new=new, components=components))
+        for _ in range(FORK_LOOKS_MAX):
+            point = self._runtime.read(forks.find_point, source, where, self._incarnation)
+            cause = None if point.leaf_id is None else {"type": "session_node", "session_id": source, "node_id": point.leaf_id}
+            relation = Relation(parent_session_id=source, caused_by=cause)
+            new = self._new_session(new_id, name=name, model=model, cwd=cwd, relation=relation)
+            restored = self._runtime.offload(checkpoints.restore, source, point.versions)
+            components = self._compressed(new.session_id, restored, full=True)
+            try:
+                return self._runtime.write(forks.fork, Fork(point=point, new=new, components=components))
+            except PointMoved:
+                continue
+        raise Busy(f"retention kept passing the point of session {source!r} to fork at")
 
     # --- usage ------------------------------------------------------------------------------------------------------------
 
@@ -312,5 +318,7 @@ class Sessions:
 def _is_large(commit: object) -> bool:
     """Whether encoding would hold up the event loop. What is no commit at all is refused where it is prepared."""
     nodes = getattr(getattr(commit, "graph", None), "nodes", ())
-    usage_entries = getattr(commit, "usage", ())
-    return sum(len(part) for part in (nodes, usage_entries) if isinstance(part, list | tuple)) > OFFLOAD_ROWS
+    bodies = [getattr(node, "body", None) for node in nodes] if isinstance(nodes, list | tuple) else []
+    enqueues = getattr(commit, "enqueues", ())
+    payloads = [getattr(draft, "payloads", None) for draft in enqueues] if isinstance(enqueues, list | tuple) else []
+    return is_heavy(bodies, payloads, getattr(commit, "config", None), getattr(commit, "usage", None))

@@ -318,6 +318,31 @@ async def attachments_of_a_session_are_pages(backend: Backend) -> None:
     assert set(seen) == put
 
 
+async def a_committed_attachment_whose_bytes_are_gone_is_corrupt(backend: Backend) -> None:
+    """What a commit named was there: its absence is damage, not "does not exist"."""
+    store = await backend.open(blobs="database")
+    await store.sessions.create("s")
+    ref = await store.attachments.put("s", b"abc", media_type="text/plain")
+    await commit(store, "s", 0, graph=append("a"), attachments=[ref.attachment_id])
+    await backend.raw(f"DELETE FROM {backend.table('chunks')}")
+    with refused(Corrupt, table="attachments"):
+        await store.attachments.get("s", ref.attachment_id)
+
+
+async def a_later_put_does_not_change_what_a_commit_named(backend: Backend) -> None:
+    """The description of a committed attachment stays; a length that was only announced is corrected by a put."""
+    store = await backend.open()
+    await store.sessions.create("s")
+    await store.sessions.create("liar")
+    name = hashlib.sha256(b"abc").hexdigest()
+    await store.attachments.record_intent("liar", AttachmentRef(attachment_id=name, media_type="x/y", byte_len=9))
+    ref = await store.attachments.put("s", b"abc", media_type="text/plain", label="mine")
+    await commit(store, "s", 0, graph=append("a"), attachments=[ref.attachment_id])
+    await store.attachments.put("s", b"abc", media_type="image/png", label="other")
+    assert (await store.attachments.entry("s", name)).ref == ref
+    assert await store.attachments.get("s", name) == b"abc"
+
+
 async def _store(backend: Backend) -> AsyncStore:
     store = await backend.open(blobs="database")
     await store.sessions.create("s")

@@ -422,6 +422,22 @@ async def work_is_done_in_order_and_each_batch_settled_once(backend: Backend) ->
     assert [node.node_id for node in (await stores[0].sessions.load("s")).nodes] == expected
 
 
+async def a_token_used_again_does_not_settle_what_an_earlier_fence_named(backend: Backend) -> None:
+    """The fence is part of the proof: a completion of an earlier claim is lost, even if its token was used again."""
+    store = await backend.open()
+    await store.sessions.create("s")
+    await work(store, "s", "one")
+    first = await store.queue.claim("s", "w", lease_ms=MINUTE_MS, token="mine")
+    assert first is not None
+    await store.queue.abandon(first)
+    second = await store.queue.claim("s", "w", lease_ms=MINUTE_MS, token="mine")
+    assert second is not None
+    assert second.fence > first.fence
+    with refused(ClaimLost):
+        await store.queue.settle(first)
+    assert await store.queue.settle(second) == 1
+
+
 async def _inbox(backend: Backend) -> AsyncStore:
     store = await backend.open()
     await store.sessions.create("s")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lash_store.errors import Corrupt
 from lash_store.model.graph import active_path
+from lash_store.model.queue import Depth
 from lash_store.model.session import Frame, Relation
 from lash_store.testing.backend import Backend
 from lash_store.testing.steps import append, commit, nothing_changes, refused, work
@@ -86,11 +87,30 @@ async def a_corrupt_batch_is_not_leased(backend: Backend) -> None:
     await _session(backend)
     await backend.raw(f"UPDATE {backend.table('batches')} SET payloads = '[2]' WHERE session_id = 's'")
     store = await backend.open()
+    (row,) = await backend.raw(f"SELECT batch_id FROM {backend.table('batches')} WHERE session_id = 's'")
     async with nothing_changes(backend):
         with refused(Corrupt, table="batches"):
             await store.queue.claim("s", "w", lease_ms=1000)
         with refused(Corrupt, table="batches"):
-            await store.queue.claim_next("w", lease_ms=1000)
+            await store.queue.cancel("s", row[0])
+        with refused(Corrupt, table="batches"):
+            await store.queue.park("s", row[0], reason="r")
+
+
+async def one_corrupt_batch_does_not_stop_the_workers_of_other_sessions(backend: Backend) -> None:
+    """A search over all sessions takes damaged work out of delivery, where operators look, and goes on."""
+    await _session(backend)
+    await backend.raw(f"UPDATE {backend.table('batches')} SET payloads = '[2]' WHERE session_id = 's'")
+    store = await backend.open()
+    await store.sessions.create("later")
+    await store.queue.enqueue("later", [1])
+    claim = await store.queue.claim_next("w", lease_ms=1000)
+    assert claim is not None
+    assert claim.session_id == "later"
+    rows = await backend.raw(f"SELECT batch_id, parked_reason FROM {backend.table('batches')} WHERE session_id = 's'")
+    assert [row[1] for row in rows] == ["corrupt"]
+    assert await store.queue.discard("s", rows[0][0])
+    assert await store.queue.depth("s") == Depth(ready=0, delayed=0, claimed=0, parked=0)
 
 
 async def a_changed_receipt_is_corrupt(backend: Backend) -> None:
@@ -134,6 +154,20 @@ async def a_leaf_that_is_gone_is_corrupt(backend: Backend) -> None:
     await backend.raw(f"UPDATE {backend.table('sessions')} SET leaf_id = 'nowhere' WHERE session_id = 's'")
     with refused(Corrupt):
         await store.sessions.load("s", active_path())
+
+
+async def a_lost_config_or_frame_row_is_corrupt(backend: Backend) -> None:
+    """A row that is gone is not an older config or a shorter list of frames."""
+    store = await backend.open()
+    await commit(store, "s", expected_revision=0, config={"v": 1}, frames=[Frame(frame_id="f"), Frame(frame_id="g")])
+    await commit(store, "s", expected_revision=1, config={"v": 2})
+    await backend.raw(f"DELETE FROM {backend.table('configs')} WHERE session_id = 's' AND revision = 2")
+    with refused(Corrupt, table="configs"):
+        await store.sessions.load("s")
+    await commit(store, "s", expected_revision=2, config={"v": 3})
+    await backend.raw(f"DELETE FROM {backend.table('frames')} WHERE session_id = 's' AND frame_id = 'f'")
+    with refused(Corrupt, table="frames"):
+        await store.sessions.load("s")
 
 
 async def _session(backend: Backend, session_id: str = "s") -> AsyncStore:

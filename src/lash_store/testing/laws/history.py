@@ -96,3 +96,14 @@ async def the_history_of_an_earlier_incarnation_is_not_readable(backend: Backend
     with refused(NotFound):
         await store.sessions.load("s", at_revision=1)
     assert [record.revision for record in (await store.sessions.commits("s")).commits] == [receipt.revision]
+
+
+async def a_fork_at_a_revision_shows_what_that_revision_showed(backend: Backend) -> None:
+    """What was replaced later is alive in a fork of the revision that had it."""
+    store = await backend.open()
+    await say(store, "s", "a", "b")
+    await commit(store, "s", 1, graph=Replace([draft("z", None)]))
+    await store.sessions.fork("s", "old", at=1)
+    assert node_ids(await store.sessions.load("old", active_path())) == ["a", "b"]
+    await store.sessions.fork("s", "new", at=2)
+    assert node_ids(await store.sessions.load("new", active_path())) == ["z"]
