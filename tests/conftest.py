@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.binaries import NoServer
 from tests.support.cluster import Cluster
+from tests.support.pgbouncer import pgbouncer_line
 from tests.support.postgres import Run, Server, own_cluster, provide
 
 T = TypeVar("T")
@@ -117,6 +118,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     terminalreporter.write_line(postgres_line(config))
+    terminalreporter.write_line(pgbouncer_line())
     for complaint in complaints(config):
         terminalreporter.write_line(complaint, red=True)
 
