@@ -10,7 +10,7 @@ PY := .venv/bin/python
 CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
-.PHONY: help demo test check faults sync clean
+.PHONY: help demo example test check faults bench sync clean
 
 help: ## Print this list
 	@echo "usage: make <target>"
@@ -18,6 +18,9 @@ help: ## Print this list
 
 demo: $(CORE) ## Show a session that survives a SIGKILL in mid-turn, on an embedded SQLite file
 	@$(PY) -m tools.demo
+
+example: $(CORE) ## Show an agent whose background process wakes it, and a schedule
+	@$(PY) examples/background_agent.py
 
 test: $(DEV) ## Run everything on SQLite and on a real PostgreSQL, found or started here (ARGS='-k name' selects)
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
@@ -32,12 +35,15 @@ check: $(DEV) ## Lint, types, the import law, and whether the generated sync cod
 faults: $(DEV) ## Run the kill, interleaving and model tests with their large numbers (hours)
 	@LASH_STORE_FAULTS=1 $(PY) -m pytest -m faults --timeout=0 -n $(JOBS) --dist loadgroup $(ARGS)
 
+bench: $(DEV) ## Measure how fast waiters wake and what waiting costs, on both engines; writes bench/results (3 minutes)
+	@$(PY) -m bench.wake
+
 sync: $(DEV) ## Generate the sync facades again from the async ones
 	@$(PY) -m tools.unasync
 
 clean: ## Remove what was built, the caches and the virtual environment
 	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
-	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. A stamp newer than pyproject.toml means it is complete, so that a second call costs nothing.
 # uv is used when present; otherwise the first Python >= 3.11 that can make a virtual environment.

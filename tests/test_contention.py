@@ -17,17 +17,20 @@ from lash_store import AsyncStore
 from lash_store.errors import Busy
 from lash_store.model.commit import Commit, Receipt
 from lash_store.model.graph import Append, NodeDraft
+from lash_store.model.process import Event
 from lash_store.ops import commits
 from lash_store.ops.heads import Head, lock_sessions
 from lash_store.ops.statement import Op
 from tests.support.effort import effort
 from tests.support.mix import CALLS, SESSIONS, Worker, mix
+from tests.support.process_mix import PROCESS_CALLS, ProcessWorker
 from tests.support.stepper import seed_of_run
 
 MIX_S = effort(test=20, faults=600)
 TASKS = 32
 RACERS = 8
 ROUNDS = effort(test=30, faults=2_000)
+ALL_CALLS = (*CALLS, *PROCESS_CALLS)
 CONTROL_ROUNDS = 10  # of a second each, until the planted deadlock is counted
 
 
@@ -66,13 +69,14 @@ def test_a_random_mix_of_all_calls_never_deadlocks(own_database: str) -> None:
     calls, refusals = asyncio.run(_mixed(own_database, seed))
     print(f"{sum(calls.values())} calls: {dict(calls)}, refused: {dict(refusals)}")
     assert asyncio.run(deadlocks(own_database)) == 0
-    assert set(calls) == {call.__name__ for call in CALLS}
+    assert set(calls) == {call.__name__ for call in ALL_CALLS}
 
 
 async def _mixed(url: str, seed: int) -> tuple[Counter[str], Counter[str]]:
     async with AsyncStore.open(url, blobs="database") as store:
-        workers = await mix(store, tasks=TASKS, seconds=MIX_S, seed=seed)
+        workers = await mix(store, ProcessWorker, ALL_CALLS, tasks=TASKS, seconds=MIX_S, seed=seed)
         await _check_acknowledged(store, workers)
+        await _check_appended(store, workers)
     return sum((worker.calls for worker in workers), Counter()), sum((worker.refusals for worker in workers), Counter())
 
 
@@ -92,6 +96,30 @@ async def _check_acknowledged(store: AsyncStore, workers: Sequence[Worker]) -> N
         await store.sessions.load(session_id)
 
 
+async def _check_appended(store: AsyncStore, workers: Sequence[Worker]) -> None:
+    """Logs of processes that were not pruned have no gap, and every event that was acknowledged is in them, once."""
+    acknowledged = sorted(known for worker in workers for known in worker.appended)
+    cursor: str | None = ""
+    while cursor is not None:
+        page = await store.processes.list(state=None, cursor=cursor)
+        for process in page.processes:
+            log = {event.sequence: event.replay_key for event in await _log(store, process.process_id)}
+            assert sorted(log) == list(range(1, process.last_sequence + 1))
+            mine = {sequence: key for process_id, sequence, key in acknowledged if process_id == process.process_id}
+            assert mine.items() <= log.items()
+        cursor = page.cursor
+
+
+async def _log(store: AsyncStore, process_id: str) -> list[Event]:
+    log: list[Event] = []
+    after: int | None = 0
+    while after is not None:
+        page = await store.processes.events(process_id, after=after)
+        log += page.events
+        after = page.cursor
+    return log
+
+
 def test_the_mix_notices_an_operation_that_locks_in_another_order(own_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "lock_sessions", _in_any_order)
     for seed in range(CONTROL_ROUNDS):
@@ -104,7 +132,7 @@ def test_the_mix_notices_an_operation_that_locks_in_another_order(own_database: 
 async def _brief(url: str, seed: int) -> None:
     async with AsyncStore.open(url, blobs="database") as store:
         with suppress(Busy):  # the driver repeats what was in a deadlock, but not for ever
-            await mix(store, tasks=TASKS, seconds=1, seed=seed)
+            await mix(store, Worker, CALLS, tasks=TASKS, seconds=1, seed=seed)
 
 
 def _in_any_order(session_ids: Sequence[str]) -> Op[dict[str, Head]]:

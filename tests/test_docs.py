@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import lash_store
+from bench.wake import RESULTS, tables
 from lash_store import errors
 from lash_store.db.shape import shipped_shape
 from lash_store.errors import StoreError
@@ -23,9 +25,10 @@ from lash_store.testing import all_laws, law_name
 PROJECT = Path(__file__).resolve().parents[1]
 DOCS = PROJECT / "docs"
 README = PROJECT / "README.md"
-PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md")])
+PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md"), *(PROJECT / "examples").glob("*.md")])
 README_LINES_MAX = 150
 EXAMPLE_LINES_MAX = 20
+RUNTIME_EXTRAS = ("postgres", "s3", "cron")
 PROGRAM_SECONDS = 60
 
 FENCE = re.compile(r"^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -243,9 +246,24 @@ def columns_in(section: str) -> list[tuple[str, str, bool]]:
 
 def test_every_runtime_dependency_has_its_line_among_the_decisions() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["postgres"]]
+    needed = [*project["dependencies"], *(each for extra in RUNTIME_EXTRAS for each in project["optional-dependencies"][extra])]
     listed = (DOCS / "decisions" / "README.md").read_text()
     for requirement in needed:
         name = re.match(r"[\w.-]+", requirement)
         assert name is not None
         assert f"| `{name[0]}` |" in listed
+
+
+def test_the_developers_extra_holds_the_others() -> None:
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    others = {requirement for extra, requirements in extras.items() if extra != "dev" for requirement in requirements}
+    assert others - set(extras["dev"]) == set()
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_performance_page_are_those_that_were_measured() -> None:
+    text = (DOCS / "performance.md").read_text()
+    for table in tables(json.loads(RESULTS.read_text())).split("\n\n"):
+        assert table in text

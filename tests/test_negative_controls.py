@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -15,7 +14,6 @@ from msgspec import structs
 import lash_store
 from lash_store import delta, encode
 from lash_store.db import sqlite_connection
-from lash_store.db.dialect import Dialect
 from lash_store.db.sqlite_transaction import SqliteTransaction
 from lash_store.errors import StoreError
 from lash_store.notify.hub import Hub
@@ -37,48 +35,10 @@ from lash_store.ops import (
 from lash_store.ops.statement import Op
 from lash_store.testing import Backend, PostgresBackend, SqliteBackend, keep, law_called
 from lash_store.testing.laws import waiting
+from tests.support.planting import BOTH, POSTGRES, Control, Plant, answering, everywhere, token_reads
+from tests.support.process_bugs import PROCESS_CONTROLS
 
 assert lash_store  # the package is imported whole, so that every module that holds a patched name is loaded
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-SQLITE, POSTGRES, BOTH = ("sqlite",), ("postgresql",), ("sqlite", "postgresql")
-
-
-class Control(NamedTuple):
-    """A planted bug, the engines it is planted on, and the laws that must notice."""
-
-    plant: Plant
-    laws: tuple[str, ...]
-    engines: tuple[str, ...] = SQLITE
-
-
-def everywhere(patch: pytest.MonkeyPatch, original: object, planted: object) -> None:
-    """Replace a function in every module of the library that has it by name."""
-    name: str = original.__name__  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    for module in list(sys.modules.values()):
-        if module.__name__.startswith("lash_store") and vars(module).get(name) is original:
-            patch.setattr(module, name, planted)
-
-
-def token_reads(patch: pytest.MonkeyPatch, wanted: str, replacement: str) -> None:
-    """Make the dialects write other SQL."""
-    original = Dialect.compile
-
-    def compile(self: Dialect, sql: Any) -> Any:
-        compiled = original(self, sql)
-        return structs.replace(compiled, text=compiled.text.replace(wanted, replacement))
-
-    patch.setattr(Dialect, "compile", compile)
-
-
-def answering(value: object) -> Callable[..., object]:
-    """A function that ignores its arguments."""
-
-    def planted(*_: object, **__: object) -> object:
-        return value
-
-    return planted
-
 
 # --- locks and clocks -----------------------------------------------------------------------------------------------------
 
@@ -371,7 +331,14 @@ def full_frames_only(patch: pytest.MonkeyPatch) -> None:
 
 CONTROLS = [
     Control(no_session_lock, ("commits.appends_to_whatever_the_head_is_all_succeed_in_one_line",), POSTGRES),
-    Control(the_clients_clock, ("claims.a_lease_lasts_exactly_as_long_as_it_says_on_the_databases_clock",), BOTH),
+    Control(
+        the_clients_clock,
+        (
+            "claims.a_lease_lasts_exactly_as_long_as_it_says_on_the_databases_clock",
+            "leases.a_lease_ends_at_its_expiry_on_the_databases_clock",
+        ),
+        BOTH,
+    ),
     Control(reads_without_a_snapshot, ("commits.a_reader_never_sees_a_torn_state",), BOTH),
     Control(an_answer_without_a_commit, ("sessions.everything_survives_a_reopen",)),
     Control(
@@ -382,7 +349,13 @@ CONTROLS = [
     Control(receipt_without_comparing, ("commits.a_turn_id_with_other_content_is_a_conflict",)),
     Control(replay_without_settling, ("commits.a_replay_settles_claims_its_token_still_holds",)),
     Control(replay_of_lost_claims, ("commits.a_replay_ignores_claims_that_were_lost",)),
-    Control(incarnations_ignored, ("sessions.a_handle_of_an_earlier_incarnation_changes_nothing",)),
+    Control(
+        incarnations_ignored,
+        (
+            "sessions.a_handle_of_an_earlier_incarnation_changes_nothing",
+            "grants.a_handle_of_an_earlier_life_uses_no_processes",
+        ),
+    ),
     Control(
         attachments_unchecked,
         ("commits.a_commit_is_all_or_nothing", "attachments.a_commit_names_only_attachments_of_its_session"),
@@ -412,6 +385,10 @@ CONTROLS = [
             "corruption.a_changed_config_is_corrupt",
             "corruption.a_changed_frame_is_corrupt",
             "corruption.changed_metadata_is_corrupt",
+            "corruption.a_changed_registration_is_corrupt",
+            "corruption.a_changed_event_is_corrupt",
+            "corruption.a_changed_output_is_corrupt",
+            "corruption.a_changed_external_reference_is_corrupt",
         ),
         BOTH,
     ),
@@ -431,7 +408,11 @@ CONTROLS = [
     Control(
         values_not_walked, ("values.json_comes_back_as_it_went_in", "values.what_has_no_faithful_form_is_refused_before_any_sql")
     ),
-    Control(a_statement_per_row, ("costs.a_commit_costs_the_same_for_one_and_for_many",), BOTH),
+    Control(
+        a_statement_per_row,
+        ("costs.a_commit_costs_the_same_for_one_and_for_many", "costs.an_append_costs_the_same_for_one_and_for_many"),
+        BOTH,
+    ),
     Control(nobody_is_woken, ("waiting.new_work_wakes_who_waits_for_its_session_and_for_any",)),
     Control(
         ring_before_the_commit,
@@ -441,7 +422,7 @@ CONTROLS = [
 
 CASES = [
     pytest.param(control.plant, law, engine, id=f"{control.plant.__name__}-{law}-{engine}")
-    for control in CONTROLS
+    for control in [*CONTROLS, *PROCESS_CONTROLS]
     for law in control.laws
     for engine in control.engines
 ]

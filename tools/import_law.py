@@ -1,6 +1,6 @@
 """Check the laws that the shape of the code must keep, by reading it. `python -m tools.import_law` prints each breach.
 
-    model, errors, encode, delta  <-  ops  <-  store  <-  cli
+    model, errors, encode, delta, payload_schema  <-  ops  <-  store  <-  cli
     db runs what ops yields and knows only ops.statement; ops never knows who runs it.
 
 Nothing that could execute stored data is imported. Operations read no client clock, and their SQL is constant.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "lash_store"
-BASE = ("model", "errors", "encode", "delta")
+BASE = ("model", "errors", "encode", "delta", "payload_schema")
 
 # Who may import what: a room, or one module of it. A room may always import itself.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "model": ("errors",),
     "encode": ("model", "errors"),
     "delta": ("model", "errors"),
+    "payload_schema": ("model", "errors", "encode"),
     "ops": BASE,
     "db": ("ops.statement", "model", "errors"),
     "blobs": ("ops", "model", "errors", "encode"),

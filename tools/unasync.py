@@ -24,7 +24,9 @@ STORE = Path(__file__).resolve().parents[1] / "src" / "lash_store" / "store"
 PACKAGE = "lash_store.store"
 
 # Written by hand for both colours, or without colour.
-BY_HAND = frozenset({"__init__", "guard", "opening", "options", "portal", "postgres_engine", "runtime", "sqlite_engine", "url"})
+BY_HAND = frozenset(
+    {"__init__", "guard", "opening", "options", "portal", "postgres_engine", "registrations", "runtime", "sqlite_engine", "url"}
+)
 
 NAMES = {
     "AbstractAsyncContextManager": "AbstractContextManager",

@@ -191,6 +191,12 @@ def digest(tag: str, *fields: bytes | str | int | None) -> bytes:
     return state.digest()
 
 
+def stable_hash(value: Any) -> str:
+    """The identity hash of processes and triggers: sha256 of compact JSON, keys sorted, characters unescaped."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def check(expected: bytes, actual: bytes, *, table: str, row: str) -> None:
     """Raise `Corrupt` when a stored digest and the digest of what was read differ."""
     if bytes(expected) != actual:

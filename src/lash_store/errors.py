@@ -8,7 +8,15 @@ StoreError
 │   ├── SessionMismatch       a value that belongs to one session was given to another
 │   ├── SessionDeleted        the session, or the incarnation a handle remembers, is gone
 │   ├── ClaimLost             another worker claimed the work after the lease passed
+│   ├── LeaseHeld             another worker holds the process
+│   ├── LeaseLost             the lease has passed, was released, or belongs to somebody else now
+│   ├── AlreadyTerminal       the process has ended
+│   ├── RegistrationConflict  this process, or this subscription's key, was registered with other content
 │   ├── ReplayConflict        this key was used with other content
+│   ├── OccurrenceConflict    this occurrence was recorded with other content
+│   ├── NotGranted            the session holds no grant on the process
+│   ├── UndeclaredEvent       the process did not declare this event type
+│   ├── InvalidPayload        the payload does not fit the declared schema
 │   ├── NotFound              no such session, node, batch, attachment …; also beyond `retention`
 │   ├── NotPermitted          the database role lacks the right
 │   ├── InvalidArgument       a combination of arguments that has no meaning
@@ -168,6 +176,119 @@ class ReplayConflict(Refused):
             key=key,
             owner=owner,
         )
+
+
+class LeaseHeld(Refused):
+    """A live lease of another worker, or of another incarnation of the same one."""
+
+    process_id: str
+    owner: str
+    expires_ms: int
+
+    def __init__(self, process_id: str, *, owner: str, expires_ms: int) -> None:
+        super().__init__(
+            f"process {process_id!r} is leased by {owner!r} until {expires_ms} (database time). "
+            "Wait until the lease passes, or break it.",
+            process_id=process_id,
+            owner=owner,
+            expires_ms=expires_ms,
+        )
+
+
+class LeaseLost(Refused):
+    """The lease this call relies on is no longer the process's live lease."""
+
+    process_id: str
+    held_fence: int
+    actual_fence: int
+
+    def __init__(self, process_id: str, *, held_fence: int, actual_fence: int) -> None:
+        super().__init__(
+            f"process {process_id!r} is at fence {actual_fence}, you hold {held_fence}: your lease has passed or was taken. "
+            "Stop working on it; nothing was written.",
+            process_id=process_id,
+            held_fence=held_fence,
+            actual_fence=actual_fence,
+        )
+
+
+class AlreadyTerminal(Refused):
+    """A process ends once."""
+
+    process_id: str
+    state: str
+
+    def __init__(self, process_id: str, *, state: str) -> None:
+        super().__init__(f"process {process_id!r} has ended: {state}. Its output is final.", process_id=process_id, state=state)
+
+
+class RegistrationConflict(Refused):
+    """A registration is immutable; the same id or key came with other content."""
+
+    kind: str
+    id: str
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(
+            f"{kind} {id!r} is registered with other content. A retry sends the same content; other content needs another id.",
+            kind=kind,
+            id=id,
+        )
+
+
+class OccurrenceConflict(Refused):
+    """An occurrence's key was used for something else."""
+
+    source_type: str
+    source_key: str
+    idempotency_key: str
+
+    def __init__(self, *, source_type: str, source_key: str, idempotency_key: str) -> None:
+        super().__init__(
+            f"occurrence {idempotency_key!r} of source {source_type!r}/{source_key!r} was recorded with other content. "
+            "A retry sends the same content; something else that happened needs another key.",
+            source_type=source_type,
+            source_key=source_key,
+            idempotency_key=idempotency_key,
+        )
+
+
+class NotGranted(Refused):
+    """A session may use only the processes it was granted."""
+
+    session_id: str
+    process_id: str
+
+    def __init__(self, session_id: str, *, process_id: str) -> None:
+        super().__init__(
+            f"process {process_id!r} is not granted to session {session_id!r}. Grant it, or go through store.processes.",
+            session_id=session_id,
+            process_id=process_id,
+        )
+
+
+class UndeclaredEvent(Refused):
+    """A process emits only the event types it declared."""
+
+    process_id: str
+    event_type: str
+
+    def __init__(self, process_id: str, *, event_type: str) -> None:
+        super().__init__(
+            f"process {process_id!r} declares no event type {event_type!r}. Declare it in the registration.",
+            process_id=process_id,
+            event_type=event_type,
+        )
+
+
+class InvalidPayload(Refused, ValueError):
+    """The payload does not fit its declared schema."""
+
+    what: str
+    path: str
+
+    def __init__(self, what: str, *, path: str, why: str) -> None:
+        super().__init__(f"{what}: payload at {path or 'its root'} {why}.", what=what, path=path, why=why)
 
 
 class NotFound(Refused):

@@ -6,10 +6,11 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self, TypeVar
 
 from lash_store import AsyncStore
-from lash_store.errors import Refused
+from lash_store.errors import Busy, Refused
 from lash_store.model.commit import Commit
 from lash_store.model.graph import Append, NodeDraft, Replace
 from lash_store.model.queue import BatchDraft, Claim
@@ -17,6 +18,9 @@ from lash_store.model.usage import Usage
 
 SESSIONS = ("a", "b", "c", "d")
 LEASE_MS = 50  # short, so that claims are taken over from each other
+
+
+W = TypeVar("W", bound="Worker")
 
 
 class Worker:
@@ -30,13 +34,14 @@ class Worker:
         self._claims: list[Claim] = []
         self._contents: list[tuple[str, str]] = []
         self.acknowledged: list[tuple[str, int, int, str]] = []  # session, incarnation, revision, turn
+        self.appended: list[tuple[str, int, str]] = []  # process, sequence, key
         self.calls = Counter[str]()
         self.refusals = Counter[str]()
 
-    async def work(self, until: float) -> None:
+    async def work(self, until: float, calls: Sequence[Callable[[Self, str, str], Awaitable[None]]]) -> None:
         """Call after call until the time is over. A refusal is an answer; anything else ends the test."""
         while time.monotonic() < until:
-            call = self._chance.choice(CALLS)
+            call = self._chance.choice(calls)
             self.calls[call.__name__] += 1
             try:
                 await call(self, *self._chance.sample(SESSIONS, 2))
@@ -86,7 +91,10 @@ class Worker:
 
     async def fork(self, here: str, there: str) -> None:
         copy = f"{here} of {self._name}"
-        await self._store.sessions.fork(here, copy)
+        try:
+            await self._store.sessions.fork(here, copy)
+        except Busy:
+            return  # commits and retention kept passing its point: it says so, and wrote nothing
         await self._store.sessions.delete(copy)
         await self._store.sessions.create(copy)
         await self._commit(copy, graph=Append([NodeDraft(body=1)]), enqueues=[BatchDraft(session_id=there, payloads=[1])])
@@ -171,13 +179,21 @@ CALLS: tuple[Callable[[Worker, str, str], Awaitable[None]], ...] = (
 )
 
 
-async def mix(store: AsyncStore, *, tasks: int, seconds: float, seed: int) -> list[Worker]:
+async def mix(
+    store: AsyncStore,
+    kind: Callable[[AsyncStore, random.Random, str], W],
+    calls: Sequence[Callable[[W, str, str], Awaitable[None]]],
+    *,
+    tasks: int,
+    seconds: float,
+    seed: int,
+) -> list[W]:
     """So many tasks at once, each with its own stream of chance; they, with what they remember."""
     for session_id in SESSIONS:
         await store.sessions.create(session_id)
-    workers = [Worker(store, random.Random(seed * 1000 + number), f"w{number}") for number in range(tasks)]
+    workers = [kind(store, random.Random(seed * 1000 + number), f"w{number}") for number in range(tasks)]
     until = time.monotonic() + seconds
-    ends = await asyncio.gather(*(worker.work(until) for worker in workers), return_exceptions=True)
+    ends = await asyncio.gather(*(worker.work(until, calls) for worker in workers), return_exceptions=True)
     for end in ends:
         if end is not None:
             raise end

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lash_store.db.dialect import PostgresDialect
-from lash_store.ops.statement import Execute, Fetch, Op, Statement
+from lash_store.ops.statement import Execute, ExecuteMany, Fetch, Op, Statement
 from tests.support.player import Player, Script, Steps
 
 Rewrite = Callable[[Statement], Op[Any] | None]  # None leaves the statement as it is
@@ -14,6 +14,7 @@ Rewrite = Callable[[Statement], Op[Any] | None]  # None leaves the statement as 
 LOCK = "{for_update}"
 CLOCK = "SELECT {now_ms}"
 IF_ABSENT = "ON CONFLICT (session_id) DO NOTHING"
+IF_NO_PROCESS = "ON CONFLICT (process_id) DO NOTHING"
 
 
 class Unlocked(PostgresDialect):
@@ -101,3 +102,71 @@ def _clock_first(statement: Fetch, read: list[Any]) -> Op[Any]:
 def _remembered(read: list[Any]) -> Op[Any]:
     yield from ()
     return read
+
+
+def unlocked_processes() -> Rewrite:
+    """Processes are looked at without a lock."""
+
+    def rewrite(statement: Statement) -> Op[Any] | None:
+        if not isinstance(statement, Fetch) or LOCK not in statement.sql or "FROM {processes}" not in statement.sql:
+            return None
+        return _fetch(Fetch(statement.sql.replace(LOCK, ""), statement.params))
+
+    return rewrite
+
+
+def _fetch(statement: Fetch) -> Op[Any]:
+    return (yield statement)
+
+
+def process_before_session() -> Rewrite:
+    """The process that was looked at is locked, and only then the session."""
+    seen: list[str] = []
+
+    def rewrite(statement: Statement) -> Op[Any] | None:
+        if not isinstance(statement, Fetch):
+            return None
+        if "process_id" in statement.params:
+            seen.append(statement.params["process_id"])
+        return _process_first(seen, statement) if seen and LOCK in statement.sql and "FROM {sessions}" in statement.sql else None
+
+    return rewrite
+
+
+def _process_first(seen: list[str], statement: Fetch) -> Op[Any]:
+    yield Fetch("SELECT 1 FROM {processes} WHERE process_id = :process_id {for_update}", {"process_id": seen[-1]})
+    return (yield statement)
+
+
+def process_without_on_conflict() -> Rewrite:
+    """A process is inserted because a look did not find it, without ON CONFLICT."""
+
+    def rewrite(statement: Statement) -> Op[Any] | None:
+        if not isinstance(statement, ExecuteMany) or "INSERT INTO {processes}" not in statement.sql:
+            return None
+        return _insert(ExecuteMany(statement.sql.replace(IF_NO_PROCESS, ""), statement.rows, statement.params))
+
+    return rewrite
+
+
+def _insert(statement: ExecuteMany) -> Op[Any]:
+    return (yield statement)
+
+
+class TrustingSubscriptions:
+    """Subscriptions are not looked at again under their lock: what the first look found is taken for what is there."""
+
+    def __init__(self) -> None:
+        self._found: list[Any] = []
+
+    def __call__(self) -> Rewrite:
+        return self._rewrite
+
+    def _rewrite(self, statement: Statement) -> Op[Any] | None:
+        if not isinstance(statement, Fetch) or "FROM {subscriptions} s" not in statement.sql:
+            return None
+        return _remembered(self._found) if LOCK in statement.sql else self._look(statement)
+
+    def _look(self, statement: Fetch) -> Op[Any]:
+        self._found = yield statement
+        return self._found

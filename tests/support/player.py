@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import msgspec
@@ -19,16 +20,27 @@ from lash_store.db.driver import Mode
 from lash_store.db.postgres import BEGIN
 from lash_store.db.postgres_session import changed_rows
 from lash_store.delta import Held
-from lash_store.encode import Encoder
+from lash_store.encode import Encoder, mint
 from lash_store.errors import Refused
 from lash_store.model.limits import DEFAULT_LIMITS, SETTLED_KEY_RETENTION_MS
 from lash_store.ops.checkpoints import NeedsFullFrame
 from lash_store.ops.statement import ExecuteMany, Fetch, Ring, Statement
+from lash_store.payload_schema import Schemas
+from lash_store.store.registrations import Registrations
 from lash_store.store.runtime import AsyncRuntime
 
 Steps = Generator[Statement, Any, Any]
 Call = Callable[[], Steps]
 Script = Callable[["Player"], Awaitable[Any]]
+
+SETUP = "setup"
+PLAYING: ContextVar[str] = ContextVar("PLAYING", default=SETUP)  # the side whose task this is
+
+
+def steady(prefix: str = "") -> str:
+    """In the place of `mint`: a side has the same ids in every order, also when it starts again."""
+    name = PLAYING.get()
+    return mint(prefix) if name == SETUP else f"{prefix}{name}"
 
 
 def one(call: Call, show: Callable[[Any], object] = lambda result: result) -> Script:
@@ -62,6 +74,8 @@ class Player:
         self.limits = DEFAULT_LIMITS
         self.encoder = Encoder(DEFAULT_LIMITS)
         self.held = Held()
+        self.schemas = Schemas()
+        self.registrations = Registrations()
         self.settled_key_retention_ms = SETTLED_KEY_RETENTION_MS
         self.blobs = _Bytes(stored, self._gate)
 
@@ -82,6 +96,7 @@ class Player:
         self._go.set()
 
     async def _play(self, script: Script) -> None:
+        PLAYING.set(self.name)
         try:
             self.result = await script(self)
             self.outcome = {"result": normal(msgspec.to_builtins(self.result))}

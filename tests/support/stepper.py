@@ -25,7 +25,7 @@ import asyncpg
 from lash_store.db.dialect import TABLES, Dialect, PostgresDialect
 from lash_store.db.migrate import open_postgres
 from lash_store.db.postgres import PostgresDriver
-from tests.support.player import Player, Script, normal
+from tests.support.player import SETUP, Player, Script, normal
 
 SEED_VARIABLE = "LASH_STORE_SEED"
 SCHEDULE_VARIABLE = "LASH_STORE_SCHEDULE"
@@ -116,8 +116,9 @@ class Ending:
         failed = [f"{name}: {outcome['failed']}" for name, outcome in self.outcomes.items() if "failed" in outcome]
         return (
             failed
-            + _backwards(self.rows, "commits", "revision", "committed_ms")
-            + _backwards(self.rows, "batches", "enqueue_seq", "enqueued_ms")
+            + _backwards(self.rows, "commits", "session_id", "revision", "committed_ms")
+            + _backwards(self.rows, "batches", "session_id", "enqueue_seq", "enqueued_ms")
+            + _backwards(self.rows, "events", "process_id", "sequence", "occurred_ms")
         )
 
     @property
@@ -129,18 +130,25 @@ class Ending:
         return json.dumps({"outcomes": self.outcomes, "rows": rows}, sort_keys=True)
 
 
+DATED = ("commits", "events", "deliveries")  # tables whose digests cover instants
+
+
 def _row(table: str, row: dict[str, Any]) -> str:
-    if table == "commits":  # its digest covers its instant
+    if table in DATED:
         row = {name: value for name, value in row.items() if name != "digest"}
-    return json.dumps(normal(row), sort_keys=True)
+    if table == "deliveries":
+        row = row | {"snapshot": normal(json.loads(row["snapshot"]))}
+    # When a schedule is next due is no instant of the run: it follows from where the schedule began.
+    kept = row if table == "schedules" else {}
+    return json.dumps(normal(row) | kept, sort_keys=True)
 
 
-def _backwards(rows: dict[str, list[dict[str, Any]]], table: str, number: str, instant: str) -> list[str]:
-    ordered = sorted(rows.get(table, []), key=lambda row: (row["session_id"], row[number]))
+def _backwards(rows: dict[str, list[dict[str, Any]]], table: str, owner: str, number: str, instant: str) -> list[str]:
+    ordered = sorted(rows.get(table, []), key=lambda row: (row[owner], row[number]))
     return [
-        f"{table} {after[number]} of {after['session_id']} has an earlier instant than {before[number]}"
+        f"{table} {after[number]} of {after[owner]} has an earlier instant than {before[number]}"
         for before, after in pairwise(ordered)
-        if before["session_id"] == after["session_id"] and before[instant] >= after[instant]
+        if before[owner] == after[owner] and before[instant] >= after[instant]
     ]
 
 
@@ -158,7 +166,7 @@ class Stage:
 
     async def play(self, script: Script) -> Any:
         """Run a side alone, for the setup; its result. A refusal of a setup is a mistake of the test."""
-        player = Player("setup", self._connections[0], self.dialect, self.bytes)
+        player = Player(SETUP, self._connections[0], self.dialect, self.bytes)
         await self._perform([player], [script], Orders(random.Random(0)), whole=True)
         assert "result" in player.outcome, player.outcome
         return player.result

@@ -39,6 +39,16 @@ TABLES = (
     "digests",
     "chunks",
     "meta",
+    "processes",
+    "registrations",
+    "events",
+    "grants",
+    "counters",
+    "subscriptions",
+    "occurrences",
+    "deliveries",
+    "schedules",
+    "artifacts",
 )
 
 SQLITE_PREFIX = "lash_"  # our tables share the file with the application's own

@@ -69,9 +69,15 @@ class SessionPage(Struct, frozen=True, kw_only=True):
 
 
 class Deletion(Struct, frozen=True, kw_only=True):
-    """What a delete did. `complete` is false when rows remain for `collect` to purge."""
+    """What a delete did. `complete` is false when rows remain for `collect` to purge.
+
+    Running processes it held are `orphaned` when nobody else holds them, `preserved` otherwise. None is cancelled.
+    """
 
     session_id: str
     existed: bool
     purged_rows: int
     complete: bool
+    revoked_grants: int = 0
+    orphaned: tuple[str, ...] = ()
+    preserved: tuple[str, ...] = ()

@@ -90,13 +90,16 @@ def enqueue(batch: PreparedBatch, *, retention_ms: int, incarnation: int | None 
 
 
 def insert_batches(
-    batches: Sequence[PreparedBatch], heads: Mapping[str, Head], *, now_ms: int, retention_ms: int
+    batches: Sequence[PreparedBatch], heads: Mapping[str, Head], *, now_ms: int, retention_ms: int | None
 ) -> Op[Enqueued]:
-    """Store the batches whose keys are new, in order, under the locks of their sessions."""
+    """Store the batches whose keys are new, in order, under the locks of their sessions.
+
+    Without a retention, settled keys are not looked at: the same work may happen again.
+    """
     found = yield from _stored_by_key(batches)
     _refuse_reused_ids(batches, found)
     known = {(row.session_id, row.key): row for row in found}
-    settled = yield from _settled_by_key(batches, now_ms - retention_ms)
+    settled = {} if retention_ms is None else (yield from _settled_by_key(batches, now_ms - retention_ms))
     fresh: list[tuple[PreparedBatch, int]] = []
     next_seq = {session_id: head.next_enqueue_seq for session_id, head in heads.items()}
     for batch in batches:

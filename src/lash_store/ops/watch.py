@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from lash_store.model.limits import INT_MAX
 from lash_store.ops.heads import look_session
 from lash_store.ops.statement import Op, database_now, fetch
 
@@ -47,4 +48,26 @@ def next_due(session_id: str | None, incarnation: int | None = None) -> Op[tuple
     return rows[0][0], now_ms
 
 
-PROBES: Mapping[str, Callable[[Waiting], Op[set[str | None]]]] = {"commits": moved_heads, "inbox": ready_inboxes}
+def grown_logs(waiting: Waiting) -> Op[set[str | None]]:
+    """Processes whose log is past what their waiters have seen."""
+    rows = yield from fetch(
+        "SELECT process_id, last_sequence, pruned_ms FROM {processes} WHERE process_id {any_text:process_ids}",
+        process_ids=sorted({process_id for process_id, _ in waiting if process_id is not None}),
+    )
+    logs: dict[str, int] = {row[0]: row[1] if row[2] is None else INT_MAX for row in rows}
+    return {process_id for process_id, seen in waiting if process_id is not None and logs.get(process_id, 0) > seen}
+
+
+def runnable_processes(waiting: Waiting) -> Op[set[str | None]]:
+    """None when some process can be claimed now."""
+    now_ms = yield from database_now()
+    rows = yield from fetch("SELECT 1 FROM {processes} WHERE runnable_ms <= :now_ms ORDER BY runnable_ms LIMIT 1", now_ms=now_ms)
+    return {None} if rows and waiting else set()
+
+
+PROBES: Mapping[str, Callable[[Waiting], Op[set[str | None]]]] = {
+    "commits": moved_heads,
+    "inbox": ready_inboxes,
+    "process": grown_logs,
+    "runnable": runnable_processes,
+}

@@ -19,6 +19,7 @@ from lash_store.model.usage import Usage, UsageTotal
 from lash_store.store.attachments import AsyncAttachments
 from lash_store.store.queue import AsyncQueue
 from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
+from lash_store.store.session_processes import AsyncSessionProcesses
 from lash_store.store.sessions import AsyncSessions
 
 
@@ -29,6 +30,7 @@ class AsyncSessionHandle:
         self.session_id = runtime.encoder.id(session_id, "session_id")
         self._runtime = runtime
         self._bind(None)
+        self.processes = AsyncSessionProcesses(runtime, self)
 
     def _bind(self, incarnation: int | None) -> None:
         self._incarnation = incarnation
@@ -40,10 +42,12 @@ class AsyncSessionHandle:
         if self._incarnation is None:
             self._bind(incarnation)
 
-    async def _meet(self) -> None:
-        """Learn the incarnation before a call that would not tell it."""
+    async def meet(self) -> int:
+        """The incarnation this handle stays with; learned before a call that would not tell it."""
         if self._incarnation is None:
             self._met((await self._sessions.get(self.session_id)).incarnation)
+        assert self._incarnation is not None
+        return self._incarnation
 
     def _own(self, claim: Claim | Completion) -> None:
         if claim.session_id != self.session_id:
@@ -81,13 +85,13 @@ class AsyncSessionHandle:
         cwd: str | None | UnsetType = UNSET,
     ) -> Session:
         """Change name, model or cwd."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.update_meta(self.session_id, name=name, model=model, cwd=cwd)
 
     async def delete(self) -> Deletion:
         """Delete this incarnation; a session that is not there is nothing to delete."""
         try:
-            await self._meet()
+            await self.meet()
         except NotFound:
             return Deletion(session_id=self.session_id, existed=False, purged_rows=0, complete=True)
         return await self._sessions.delete(self.session_id)
@@ -106,43 +110,43 @@ class AsyncSessionHandle:
 
     async def commits(self, *, after: int = 0, limit: int = 100) -> CommitPage:
         """The history, oldest first."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.commits(self.session_id, after=after, limit=limit)
 
     async def receipt(self, turn_id: str) -> Receipt:
         """The receipt of a committed turn."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.receipt(self.session_id, turn_id)
 
     async def follow(self, *, after: int | None = None) -> AsyncIterator[CommitRecord]:
         """New commits as they happen."""
-        await self._meet()
+        await self.meet()
         async for record in self._sessions.follow(self.session_id, after=after):
             yield record
 
     async def node(self, node_id: str) -> Node:
         """One live node."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.node(self.session_id, node_id)
 
     async def children(self, node_id: str | None, *, limit: int = 100, cursor: str | None = None) -> NodePage:
         """Live children of a node; of None, the roots."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.children(self.session_id, node_id, limit=limit, cursor=cursor)
 
     async def branches(self, *, limit: int = 100, cursor: str | None = None) -> BranchPage:
         """The tips of the graph."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.branches(self.session_id, limit=limit, cursor=cursor)
 
     async def tombstone(self, node_ids: Sequence[str]) -> int:
         """Hide nodes."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.tombstone(self.session_id, node_ids)
 
     async def vacuum(self) -> VacuumReport:
         """Erase what is tombstoned."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.vacuum(self.session_id)
 
     async def fork(
@@ -155,17 +159,17 @@ class AsyncSessionHandle:
         cwd: str | None = None,
     ) -> Session:
         """A new session over a path of this one."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.fork(self.session_id, new_id, at=at, name=name, model=model, cwd=cwd)
 
     async def usage(self) -> tuple[UsageTotal, ...]:
         """Totals by (source, model)."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.usage(self.session_id)
 
     async def usage_of(self, revision: int) -> tuple[Usage, ...]:
         """The entries one commit recorded."""
-        await self._meet()
+        await self.meet()
         return await self._sessions.usage_of(self.session_id, revision)
 
     # --- inbox ------------------------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ class AsyncSessionHandle:
         batch_id: str | None = None,
     ) -> Batch:
         """Put work into the inbox."""
-        await self._meet()
+        await self.meet()
         return await self._queue.enqueue(
             self.session_id,
             payloads,
@@ -206,7 +210,7 @@ class AsyncSessionHandle:
         token: str | None = None,
     ) -> Claim | None:
         """Lease the longest prefix of ready batches that may run together."""
-        await self._meet()
+        await self.meet()
         return await self._queue.claim(
             self.session_id, owner, lease_ms=lease_ms, boundary=boundary, max_batches=max_batches, token=token
         )
@@ -221,60 +225,60 @@ class AsyncSessionHandle:
         token: str | None = None,
     ) -> Claim | None:
         """Lease exactly these batches, or nothing."""
-        await self._meet()
+        await self.meet()
         return await self._queue.claim_exact(self.session_id, owner, batch_ids, lease_ms=lease_ms, boundary=boundary, token=token)
 
     async def renew(self, claim: Claim, *, lease_ms: int) -> Claim:
         """Extend a claim of this session."""
         self._own(claim)
-        await self._meet()
+        await self.meet()
         return await self._queue.renew(claim, lease_ms=lease_ms)
 
     async def abandon(self, claim: Claim | Completion) -> int:
         """Give work back at once."""
         self._own(claim)
-        await self._meet()
+        await self.meet()
         return await self._queue.abandon(claim)
 
     async def settle(self, claim: Claim | Completion) -> int:
         """Settle work outside a commit."""
         self._own(claim)
-        await self._meet()
+        await self.meet()
         return await self._queue.settle(claim)
 
     async def cancel(self, batch_id: str) -> Batch | None:
         """Remove a batch no live claim holds."""
-        await self._meet()
+        await self.meet()
         return await self._queue.cancel(self.session_id, batch_id)
 
     async def park(self, batch_id: str, *, reason: str) -> Batch:
         """Take a batch out of delivery."""
-        await self._meet()
+        await self.meet()
         return await self._queue.park(self.session_id, batch_id, reason=reason)
 
     async def unpark(self, batch_id: str) -> Batch:
         """Put a parked batch back."""
-        await self._meet()
+        await self.meet()
         return await self._queue.unpark(self.session_id, batch_id)
 
     async def list_work(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """All batches in enqueue order."""
-        await self._meet()
+        await self.meet()
         return await self._queue.list(self.session_id, limit=limit, cursor=cursor)
 
     async def pending(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """Batches no live claim holds."""
-        await self._meet()
+        await self.meet()
         return await self._queue.pending(self.session_id, limit=limit, cursor=cursor)
 
     async def depth(self) -> Depth:
         """How many batches wait in each state."""
-        await self._meet()
+        await self.meet()
         return await self._queue.depth(self.session_id)
 
     async def wait_ready(self, *, timeout_ms: int) -> bool:
         """Sleep until the inbox has work; False at the timeout."""
-        await self._meet()
+        await self.meet()
         return await self._queue.wait_ready(self.session_id, timeout_ms=timeout_ms)
 
     # --- attachments ------------------------------------------------------------------------------------------------------
@@ -289,25 +293,25 @@ class AsyncSessionHandle:
         height: int | None = None,
     ) -> AttachmentRef:
         """Store bytes under an intent; a commit that names them keeps them."""
-        await self._meet()
+        await self.meet()
         return await self._attachments.put(self.session_id, data, media_type=media_type, label=label, width=width, height=height)
 
     async def get_attachment(self, attachment_id: str) -> bytes:
         """The bytes, verified."""
-        await self._meet()
+        await self.meet()
         return await self._attachments.get(self.session_id, attachment_id)
 
     async def attachment(self, attachment_id: str) -> AttachmentEntry:
         """The manifest row of one attachment."""
-        await self._meet()
+        await self.meet()
         return await self._attachments.entry(self.session_id, attachment_id)
 
     async def attachments(self, *, limit: int = 100, cursor: str | None = None) -> AttachmentPage:
         """The manifest, by attachment id."""
-        await self._meet()
+        await self.meet()
         return await self._attachments.list(self.session_id, limit=limit, cursor=cursor)
 
     async def forget(self, attachment_id: str) -> bool:
         """Drop the hold on an attachment."""
-        await self._meet()
+        await self.meet()
         return await self._attachments.forget(self.session_id, attachment_id)

@@ -9,7 +9,7 @@ from lash_store.errors import Disconnected
 
 
 @contextmanager
-def keyed(key: str) -> Generator[None]:
+def keyed(key: str | None) -> Generator[None]:
     """A lost connection inside names the key: repeating the call with it returns the first result."""
     try:
         yield

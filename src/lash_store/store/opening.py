@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lash_store.blobs.database import DatabaseBytes
-from lash_store.blobs.filesystem import FilesystemBytes
 from lash_store.blobs.protocol import ByteStore
 from lash_store.db.driver import Call, Mode, RingHook
 from lash_store.db.migrate import open_sqlite
@@ -38,6 +37,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Subscription)
 Run = Callable[[Call[T], Mode], Awaitable[T]]
 ATTACHMENTS_SUFFIX = ".attachments"
+POSIX = os.name == "posix"
 
 
 async def open_async_runtime(options: Options, probes: Probes = PROBES) -> AsyncRuntime:
@@ -135,13 +135,21 @@ def _extra() -> Generator[None]:
 
 def _byte_store(chosen: Any, target: Target, run: Run[Any]) -> ByteStore:
     """None: beside a SQLite file, else in the database. "database", a directory, or a byte store of the caller's."""
-    if chosen is None and target.path is not None and not target.in_memory:
-        return FilesystemBytes(Path(target.path + ATTACHMENTS_SUFFIX))
+    beside = chosen is None and target.path is not None and not target.in_memory and POSIX
+    if beside and target.path is not None:
+        return _directory(target.path + ATTACHMENTS_SUFFIX)
     if chosen is None or chosen == "database":
         return DatabaseBytes(partial(_run_op, run, Mode.READ), partial(_run_op, run, Mode.WRITE), durable=not target.in_memory)
     if isinstance(chosen, str | os.PathLike):
-        return FilesystemBytes(Path(os.fspath(chosen)))
+        return _directory(os.fspath(chosen))
     return chosen
+
+
+def _directory(path: str) -> ByteStore:
+    # Imported late: it locks and syncs files in ways that only POSIX systems have.
+    from lash_store.blobs.filesystem import FilesystemBytes
+
+    return FilesystemBytes(Path(path))
 
 
 async def _run_op(run: Run[T], mode: Mode, op: Callable[..., Op[T]], *args: Any, **kwargs: Any) -> T:

@@ -24,9 +24,11 @@ from lash_store.errors import Misuse
 from lash_store.model.limits import Limits
 from lash_store.notify.hub import AsyncSubscription, Hub, SyncSubscription
 from lash_store.ops.statement import Op
+from lash_store.payload_schema import Schemas
 from lash_store.store.guard import Guard, check_loop, check_no_loop, entered, left
 from lash_store.store.options import Options
 from lash_store.store.portal import Portal
+from lash_store.store.registrations import Registrations
 
 log = logging.getLogger("lash_store")
 
@@ -88,6 +90,8 @@ class _Common:
         self.limits: Limits = options.limits
         self.encoder = Encoder(options.limits)
         self.held = Held()
+        self.schemas = Schemas()
+        self.registrations = Registrations()
         self.engine = engine_name
         self.driver = driver
         self.dialect = driver.dialect
@@ -184,6 +188,7 @@ class AsyncTransactionRuntime:
         self.owner = runtime
         self.is_open = True
         self.limits, self.encoder, self.held = runtime.limits, runtime.encoder, runtime.held
+        self.schemas, self.registrations = runtime.schemas, runtime.registrations
         self.engine, self.settled_key_retention_ms = runtime.engine, runtime.settled_key_retention_ms
         self.blobs = runtime.blobs
         self._transaction = transaction
@@ -336,6 +341,7 @@ class SyncTransactionRuntime:
         self.owner = runtime
         self.is_open = True
         self.limits, self.encoder, self.held = runtime.limits, runtime.encoder, runtime.held
+        self.schemas, self.registrations = runtime.schemas, runtime.registrations
         self.engine, self.settled_key_retention_ms = runtime.engine, runtime.settled_key_retention_ms
         self.blobs = runtime.blobs
         self._transaction = transaction

@@ -15,7 +15,7 @@ from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.session import Deletion, Relation, Session, SessionPage, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
-from lash_store.ops import checkpoints, commits, forks, paths, sessions, snapshot, tree, usage
+from lash_store.ops import checkpoints, commits, forks, grants, paths, sessions, snapshot, tree, triggers, usage
 from lash_store.ops.checkpoints import NeedsFullFrame, PreparedComponent
 from lash_store.ops.forks import Fork, PointMoved
 from lash_store.ops.prepare import PreparedCommit, prepare_commit
@@ -24,7 +24,7 @@ from lash_store.store.keys import keyed
 from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
 from lash_store.store.weight import HEAVY_BYTES, is_heavy
 
-FORK_LOOKS_MAX = 8  # times a fork looks again because retention passed its point
+FORK_LOOKS_MAX = 64  # times a fork looks again because retention passed its point
 
 
 class AsyncSessions:
@@ -51,7 +51,7 @@ class AsyncSessions:
         new = self._new_session(session_id, name=name, model=model, cwd=cwd, relation=relation or Relation(), config=config)
         created = await self._runtime.write(sessions.create, new)
         while created is None:
-            await self._runtime.write(sessions.purge_step, new.session_id, COLLECT_ROWS_PER_TRANSACTION)
+            await purge(self._runtime, new.session_id)
             created = await self._runtime.write(sessions.create, new)
         return created
 
@@ -108,11 +108,9 @@ class AsyncSessions:
         session_id = self._id(session_id)
         existed = await self._runtime.write(sessions.delete, session_id, self._incarnation)
         self._runtime.held.drop(session_id)
-        rows, complete = 0, not existed
-        while not complete:
-            step = await self._runtime.write(sessions.purge_step, session_id, COLLECT_ROWS_PER_TRANSACTION)
-            rows, complete = rows + step.rows, step.complete
-        return Deletion(session_id=session_id, existed=existed, purged_rows=rows, complete=complete)
+        if not existed:
+            return Deletion(session_id=session_id, existed=False, purged_rows=0, complete=True)
+        return await purge(self._runtime, session_id)
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
@@ -312,6 +310,34 @@ class AsyncSessions:
 
     def _limit(self, limit: int) -> int:
         return self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
+
+
+async def purge(runtime: AsyncRuntime | AsyncTransactionRuntime, session_id: str) -> Deletion:
+    """Remove what a deleted session held and owned, in bounded steps; safe to repeat, and beside another purge of it."""
+    revoked, orphaned, preserved, rows = 0, set[str](), set[str](), 0
+    complete = False
+    while not complete:
+        released = await runtime.write(grants.release_session, session_id, COLLECT_ROWS_PER_TRANSACTION)
+        revoked, complete = revoked + released.revoked, released.complete
+        orphaned.update(released.orphaned)
+        preserved.update(released.preserved)
+    complete = False
+    while not complete:
+        removed = await runtime.write(triggers.delete_for_session_step, session_id, COLLECT_ROWS_PER_TRANSACTION, purging=True)
+        rows, complete = rows + removed.subscriptions, removed.complete
+    complete = False
+    while not complete:
+        step = await runtime.write(sessions.purge_step, session_id, COLLECT_ROWS_PER_TRANSACTION)
+        rows, complete = rows + step.rows, step.complete
+    return Deletion(
+        session_id=session_id,
+        existed=True,
+        purged_rows=rows,
+        complete=True,
+        revoked_grants=revoked,
+        orphaned=tuple(sorted(orphaned)),
+        preserved=tuple(sorted(preserved)),
+    )
 
 
 def _is_large(commit: object) -> bool:

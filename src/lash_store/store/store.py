@@ -12,15 +12,18 @@ from lash_store.db.driver import StatementEvent as StatementEvent
 from lash_store.db.driver import StatementHook
 from lash_store.model.limits import DEFAULT_LIMITS, SETTLED_KEY_RETENTION_MS, Limits
 from lash_store.ops.watch import PROBES
+from lash_store.store.artifacts import AsyncArtifacts
 from lash_store.store.attachments import AsyncAttachments
 from lash_store.store.handle import AsyncSessionHandle
 from lash_store.store.maintenance import AsyncMaintenance
 from lash_store.store.opening import open_async_runtime
 from lash_store.store.options import Durability, Options
+from lash_store.store.processes import AsyncProcesses
 from lash_store.store.queue import AsyncQueue
 from lash_store.store.runtime import AsyncRuntime
 from lash_store.store.sessions import AsyncSessions
 from lash_store.store.transaction import AsyncTransaction
+from lash_store.store.triggers import AsyncTriggers
 from lash_store.store.url import DEFAULT_SCHEMA
 
 
@@ -32,6 +35,9 @@ class AsyncStore:
         self.sessions = AsyncSessions(runtime)
         self.queue = AsyncQueue(runtime)
         self.attachments = AsyncAttachments(runtime)
+        self.processes = AsyncProcesses(runtime)
+        self.triggers = AsyncTriggers(runtime)
+        self.artifacts = AsyncArtifacts(runtime)
         self.maintenance = AsyncMaintenance(runtime)
 
     # <async>

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from lash_store.store.artifacts import AsyncArtifacts
 from lash_store.store.attachments import AsyncAttachments
 from lash_store.store.handle import AsyncSessionHandle
+from lash_store.store.processes import AsyncProcesses
 from lash_store.store.queue import AsyncQueue
 from lash_store.store.runtime import AsyncTransactionRuntime
 from lash_store.store.sessions import AsyncSessions
+from lash_store.store.triggers import AsyncTriggers
 
 
 class AsyncTransaction:
@@ -19,6 +22,9 @@ class AsyncTransaction:
         self.sessions = AsyncSessions(runtime)
         self.queue = AsyncQueue(runtime)
         self.attachments = AsyncAttachments(runtime)
+        self.processes = AsyncProcesses(runtime)
+        self.triggers = AsyncTriggers(runtime)
+        self.artifacts = AsyncArtifacts(runtime)
 
     def session(self, session_id: str) -> AsyncSessionHandle:
         """A handle bound to one session, inside this transaction."""

@@ -26,6 +26,20 @@ STATE_TABLES = (
     "chunks",
 )
 
+# Every table that holds state of processes, triggers and artifacts.
+PROCESS_TABLES = (
+    "processes",
+    "registrations",
+    "events",
+    "grants",
+    "counters",
+    "subscriptions",
+    "occurrences",
+    "deliveries",
+    "schedules",
+    "artifacts",
+)
+
 
 class Backend(Protocol):
     """One fresh, empty, durable backing. A law opens as many handles on it as it likes; `close` ends them all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,7 @@ from lash_store.model.commit import Commit, Receipt
 from lash_store.model.graph import Append, NodeDraft
 from lash_store.model.queue import Batch, Claim
 from lash_store.model.session import Snapshot
-from lash_store.testing.backend import STATE_TABLES, Backend
+from lash_store.testing.backend import PROCESS_TABLES, STATE_TABLES, Backend
 
 if TYPE_CHECKING:
     from lash_store import AsyncStore
@@ -93,8 +94,8 @@ class Caught:
 
 
 @contextmanager
-def refused(kind: type[BaseException], /, **fields: object) -> Generator[Caught]:
-    """The body must raise this error, with these fields."""
+def refused(kind: type[BaseException] | tuple[type[BaseException], ...], /, **fields: object) -> Generator[Caught]:
+    """The body must raise this error (or one of these), with these fields."""
     caught = Caught()
     try:
         yield caught
@@ -102,15 +103,30 @@ def refused(kind: type[BaseException], /, **fields: object) -> Generator[Caught]
         caught.error = error
         for name, expected in fields.items():
             actual = getattr(error, name)
-            assert actual == expected, f"{kind.__name__}.{name} is {actual!r}, not {expected!r}: {error}"
+            assert actual == expected, f"{type(error).__name__}.{name} is {actual!r}, not {expected!r}: {error}"
         return
-    raise AssertionError(f"{kind.__name__} was not raised")
+    raise AssertionError(f"{kind} was not raised")
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """The store says on its log what the body provokes; nobody needs to read it."""
+    logger = logging.getLogger("lash_store")
+    logger.addFilter(_silent)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_silent)
+
+
+def _silent(_: logging.LogRecord) -> bool:
+    return False
 
 
 async def stored(backend: Backend, *tables: str) -> dict[str, list[str]]:
     """Every raw row of the given tables (all of them by default), in a comparable form."""
     rows: dict[str, list[str]] = {}
-    for table in tables or STATE_TABLES:
+    for table in tables or (*STATE_TABLES, *PROCESS_TABLES):
         rows[table] = sorted(repr(row) for row in await backend.raw(f"SELECT * FROM {backend.table(table)}"))
     return rows
 

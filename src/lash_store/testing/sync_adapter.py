@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from lash_store import AsyncStore
 
-_NOUNS = frozenset({"sessions", "queue", "attachments", "maintenance"})
+_NOUNS = frozenset({"sessions", "queue", "processes", "triggers", "attachments", "artifacts", "maintenance"})
 _ITERATORS = frozenset({"follow", "stream"})
 _END = object()
 

@@ -20,6 +20,7 @@ from lash_store.model.usage import Usage, UsageTotal
 from lash_store.store._sync.attachments import Attachments
 from lash_store.store._sync.queue import Queue
 from lash_store.store.runtime import SyncRuntime, SyncTransactionRuntime
+from lash_store.store._sync.session_processes import SessionProcesses
 from lash_store.store._sync.sessions import Sessions
 
 
@@ -30,6 +31,7 @@ class SessionHandle:
         self.session_id = runtime.encoder.id(session_id, "session_id")
         self._runtime = runtime
         self._bind(None)
+        self.processes = SessionProcesses(runtime, self)
 
     def _bind(self, incarnation: int | None) -> None:
         self._incarnation = incarnation
@@ -41,10 +43,12 @@ class SessionHandle:
         if self._incarnation is None:
             self._bind(incarnation)
 
-    def _meet(self) -> None:
-        """Learn the incarnation before a call that would not tell it."""
+    def meet(self) -> int:
+        """The incarnation this handle stays with; learned before a call that would not tell it."""
         if self._incarnation is None:
             self._met((self._sessions.get(self.session_id)).incarnation)
+        assert self._incarnation is not None
+        return self._incarnation
 
     def _own(self, claim: Claim | Completion) -> None:
         if claim.session_id != self.session_id:
@@ -82,13 +86,13 @@ class SessionHandle:
         cwd: str | None | UnsetType = UNSET,
     ) -> Session:
         """Change name, model or cwd."""
-        self._meet()
+        self.meet()
         return self._sessions.update_meta(self.session_id, name=name, model=model, cwd=cwd)
 
     def delete(self) -> Deletion:
         """Delete this incarnation; a session that is not there is nothing to delete."""
         try:
-            self._meet()
+            self.meet()
         except NotFound:
             return Deletion(session_id=self.session_id, existed=False, purged_rows=0, complete=True)
         return self._sessions.delete(self.session_id)
@@ -107,43 +111,43 @@ class SessionHandle:
 
     def commits(self, *, after: int = 0, limit: int = 100) -> CommitPage:
         """The history, oldest first."""
-        self._meet()
+        self.meet()
         return self._sessions.commits(self.session_id, after=after, limit=limit)
 
     def receipt(self, turn_id: str) -> Receipt:
         """The receipt of a committed turn."""
-        self._meet()
+        self.meet()
         return self._sessions.receipt(self.session_id, turn_id)
 
     def follow(self, *, after: int | None = None) -> Iterator[CommitRecord]:
         """New commits as they happen."""
-        self._meet()
+        self.meet()
         for record in self._sessions.follow(self.session_id, after=after):
             yield record
 
     def node(self, node_id: str) -> Node:
         """One live node."""
-        self._meet()
+        self.meet()
         return self._sessions.node(self.session_id, node_id)
 
     def children(self, node_id: str | None, *, limit: int = 100, cursor: str | None = None) -> NodePage:
         """Live children of a node; of None, the roots."""
-        self._meet()
+        self.meet()
         return self._sessions.children(self.session_id, node_id, limit=limit, cursor=cursor)
 
     def branches(self, *, limit: int = 100, cursor: str | None = None) -> BranchPage:
         """The tips of the graph."""
-        self._meet()
+        self.meet()
         return self._sessions.branches(self.session_id, limit=limit, cursor=cursor)
 
     def tombstone(self, node_ids: Sequence[str]) -> int:
         """Hide nodes."""
-        self._meet()
+        self.meet()
         return self._sessions.tombstone(self.session_id, node_ids)
 
     def vacuum(self) -> VacuumReport:
         """Erase what is tombstoned."""
-        self._meet()
+        self.meet()
         return self._sessions.vacuum(self.session_id)
 
     def fork(
@@ -156,17 +160,17 @@ class SessionHandle:
         cwd: str | None = None,
     ) -> Session:
         """A new session over a path of this one."""
-        self._meet()
+        self.meet()
         return self._sessions.fork(self.session_id, new_id, at=at, name=name, model=model, cwd=cwd)
 
     def usage(self) -> tuple[UsageTotal, ...]:
         """Totals by (source, model)."""
-        self._meet()
+        self.meet()
         return self._sessions.usage(self.session_id)
 
     def usage_of(self, revision: int) -> tuple[Usage, ...]:
         """The entries one commit recorded."""
-        self._meet()
+        self.meet()
         return self._sessions.usage_of(self.session_id, revision)
 
     # --- inbox ------------------------------------------------------------------------------------------------------------
@@ -184,7 +188,7 @@ class SessionHandle:
         batch_id: str | None = None,
     ) -> Batch:
         """Put work into the inbox."""
-        self._meet()
+        self.meet()
         return self._queue.enqueue(
             self.session_id,
             payloads,
@@ -207,7 +211,7 @@ class SessionHandle:
         token: str | None = None,
     ) -> Claim | None:
         """Lease the longest prefix of ready batches that may run together."""
-        self._meet()
+        self.meet()
         return self._queue.claim(
             self.session_id, owner, lease_ms=lease_ms, boundary=boundary, max_batches=max_batches, token=token
         )
@@ -222,60 +226,60 @@ class SessionHandle:
         token: str | None = None,
     ) -> Claim | None:
         """Lease exactly these batches, or nothing."""
-        self._meet()
+        self.meet()
         return self._queue.claim_exact(self.session_id, owner, batch_ids, lease_ms=lease_ms, boundary=boundary, token=token)
 
     def renew(self, claim: Claim, *, lease_ms: int) -> Claim:
         """Extend a claim of this session."""
         self._own(claim)
-        self._meet()
+        self.meet()
         return self._queue.renew(claim, lease_ms=lease_ms)
 
     def abandon(self, claim: Claim | Completion) -> int:
         """Give work back at once."""
         self._own(claim)
-        self._meet()
+        self.meet()
         return self._queue.abandon(claim)
 
     def settle(self, claim: Claim | Completion) -> int:
         """Settle work outside a commit."""
         self._own(claim)
-        self._meet()
+        self.meet()
         return self._queue.settle(claim)
 
     def cancel(self, batch_id: str) -> Batch | None:
         """Remove a batch no live claim holds."""
-        self._meet()
+        self.meet()
         return self._queue.cancel(self.session_id, batch_id)
 
     def park(self, batch_id: str, *, reason: str) -> Batch:
         """Take a batch out of delivery."""
-        self._meet()
+        self.meet()
         return self._queue.park(self.session_id, batch_id, reason=reason)
 
     def unpark(self, batch_id: str) -> Batch:
         """Put a parked batch back."""
-        self._meet()
+        self.meet()
         return self._queue.unpark(self.session_id, batch_id)
 
     def list_work(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """All batches in enqueue order."""
-        self._meet()
+        self.meet()
         return self._queue.list(self.session_id, limit=limit, cursor=cursor)
 
     def pending(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """Batches no live claim holds."""
-        self._meet()
+        self.meet()
         return self._queue.pending(self.session_id, limit=limit, cursor=cursor)
 
     def depth(self) -> Depth:
         """How many batches wait in each state."""
-        self._meet()
+        self.meet()
         return self._queue.depth(self.session_id)
 
     def wait_ready(self, *, timeout_ms: int) -> bool:
         """Sleep until the inbox has work; False at the timeout."""
-        self._meet()
+        self.meet()
         return self._queue.wait_ready(self.session_id, timeout_ms=timeout_ms)
 
     # --- attachments ------------------------------------------------------------------------------------------------------
@@ -290,25 +294,25 @@ class SessionHandle:
         height: int | None = None,
     ) -> AttachmentRef:
         """Store bytes under an intent; a commit that names them keeps them."""
-        self._meet()
+        self.meet()
         return self._attachments.put(self.session_id, data, media_type=media_type, label=label, width=width, height=height)
 
     def get_attachment(self, attachment_id: str) -> bytes:
         """The bytes, verified."""
-        self._meet()
+        self.meet()
         return self._attachments.get(self.session_id, attachment_id)
 
     def attachment(self, attachment_id: str) -> AttachmentEntry:
         """The manifest row of one attachment."""
-        self._meet()
+        self.meet()
         return self._attachments.entry(self.session_id, attachment_id)
 
     def attachments(self, *, limit: int = 100, cursor: str | None = None) -> AttachmentPage:
         """The manifest, by attachment id."""
-        self._meet()
+        self.meet()
         return self._attachments.list(self.session_id, limit=limit, cursor=cursor)
 
     def forget(self, attachment_id: str) -> bool:
         """Drop the hold on an attachment."""
-        self._meet()
+        self.meet()
         return self._attachments.forget(self.session_id, attachment_id)

@@ -15,6 +15,7 @@ from lash_store.ops import collect, sessions, statement
 from lash_store.ops.checkpoints import Version
 from lash_store.ops.collect import Plan
 from lash_store.store.runtime import SyncRuntime
+from lash_store.store._sync.sessions import purge
 
 SESSIONS_PER_PAGE = 200  # sessions looked up per statement of a collection
 REPLANS_MAX = 8  # commits that may come in between before a session is left for the next call
@@ -96,10 +97,7 @@ class Maintenance:
         while after is not None:
             ids = self._runtime.read(sessions.purging, after=after, limit=SESSIONS_PER_PAGE)
             for session_id in ids:
-                complete = False
-                while not complete:
-                    step = self._runtime.write(sessions.purge_step, session_id, COLLECT_ROWS_PER_TRANSACTION)
-                    complete = step.complete
+                purge(self._runtime, session_id)
                 tally.sessions_purged += 1
             after = ids[-1] if len(ids) == SESSIONS_PER_PAGE else None
 

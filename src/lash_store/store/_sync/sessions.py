@@ -16,7 +16,7 @@ from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.session import Deletion, Relation, Session, SessionPage, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
-from lash_store.ops import checkpoints, commits, forks, paths, sessions, snapshot, tree, usage
+from lash_store.ops import checkpoints, commits, forks, grants, paths, sessions, snapshot, tree, triggers, usage
 from lash_store.ops.checkpoints import NeedsFullFrame, PreparedComponent
 from lash_store.ops.forks import Fork, PointMoved
 from lash_store.ops.prepare import PreparedCommit, prepare_commit
@@ -25,7 +25,7 @@ from lash_store.store.keys import keyed
 from lash_store.store.runtime import SyncRuntime, SyncTransactionRuntime
 from lash_store.store.weight import HEAVY_BYTES, is_heavy
 
-FORK_LOOKS_MAX = 8  # times a fork looks again because retention passed its point
+FORK_LOOKS_MAX = 64  # times a fork looks again because retention passed its point
 
 
 class Sessions:
@@ -52,7 +52,7 @@ class Sessions:
         new = self._new_session(session_id, name=name, model=model, cwd=cwd, relation=relation or Relation(), config=config)
         created = self._runtime.write(sessions.create, new)
         while created is None:
-            self._runtime.write(sessions.purge_step, new.session_id, COLLECT_ROWS_PER_TRANSACTION)
+            purge(self._runtime, new.session_id)
             created = self._runtime.write(sessions.create, new)
         return created
 
@@ -109,11 +109,9 @@ class Sessions:
         session_id = self._id(session_id)
         existed = self._runtime.write(sessions.delete, session_id, self._incarnation)
         self._runtime.held.drop(session_id)
-        rows, complete = 0, not existed
-        while not complete:
-            step = self._runtime.write(sessions.purge_step, session_id, COLLECT_ROWS_PER_TRANSACTION)
-            rows, complete = rows + step.rows, step.complete
-        return Deletion(session_id=session_id, existed=existed, purged_rows=rows, complete=complete)
+        if not existed:
+            return Deletion(session_id=session_id, existed=False, purged_rows=0, complete=True)
+        return purge(self._runtime, session_id)
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
@@ -313,6 +311,34 @@ class Sessions:
 
     def _limit(self, limit: int) -> int:
         return self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
+
+
+def purge(runtime: SyncRuntime | SyncTransactionRuntime, session_id: str) -> Deletion:
+    """Remove what a deleted session held and owned, in bounded steps; safe to repeat, and beside another purge of it."""
+    revoked, orphaned, preserved, rows = 0, set[str](), set[str](), 0
+    complete = False
+    while not complete:
+        released = runtime.write(grants.release_session, session_id, COLLECT_ROWS_PER_TRANSACTION)
+        revoked, complete = revoked + released.revoked, released.complete
+        orphaned.update(released.orphaned)
+        preserved.update(released.preserved)
+    complete = False
+    while not complete:
+        removed = runtime.write(triggers.delete_for_session_step, session_id, COLLECT_ROWS_PER_TRANSACTION, purging=True)
+        rows, complete = rows + removed.subscriptions, removed.complete
+    complete = False
+    while not complete:
+        step = runtime.write(sessions.purge_step, session_id, COLLECT_ROWS_PER_TRANSACTION)
+        rows, complete = rows + step.rows, step.complete
+    return Deletion(
+        session_id=session_id,
+        existed=True,
+        purged_rows=rows,
+        complete=True,
+        revoked_grants=revoked,
+        orphaned=tuple(sorted(orphaned)),
+        preserved=tuple(sorted(preserved)),
+    )
 
 
 def _is_large(commit: object) -> bool:

@@ -13,15 +13,18 @@ from lash_store.db.driver import StatementEvent as StatementEvent
 from lash_store.db.driver import StatementHook
 from lash_store.model.limits import DEFAULT_LIMITS, SETTLED_KEY_RETENTION_MS, Limits
 from lash_store.ops.watch import PROBES
+from lash_store.store._sync.artifacts import Artifacts
 from lash_store.store._sync.attachments import Attachments
 from lash_store.store._sync.handle import SessionHandle
 from lash_store.store._sync.maintenance import Maintenance
 from lash_store.store.opening import open_sync_runtime
 from lash_store.store.options import Durability, Options
+from lash_store.store._sync.processes import Processes
 from lash_store.store._sync.queue import Queue
 from lash_store.store.runtime import SyncRuntime
 from lash_store.store._sync.sessions import Sessions
 from lash_store.store._sync.transaction import Transaction
+from lash_store.store._sync.triggers import Triggers
 from lash_store.store.url import DEFAULT_SCHEMA
 
 
@@ -33,6 +36,9 @@ class Store:
         self.sessions = Sessions(runtime)
         self.queue = Queue(runtime)
         self.attachments = Attachments(runtime)
+        self.processes = Processes(runtime)
+        self.triggers = Triggers(runtime)
+        self.artifacts = Artifacts(runtime)
         self.maintenance = Maintenance(runtime)
 
     @classmethod

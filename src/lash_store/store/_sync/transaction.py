@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from lash_store.store._sync.artifacts import Artifacts
 from lash_store.store._sync.attachments import Attachments
 from lash_store.store._sync.handle import SessionHandle
+from lash_store.store._sync.processes import Processes
 from lash_store.store._sync.queue import Queue
 from lash_store.store.runtime import SyncTransactionRuntime
 from lash_store.store._sync.sessions import Sessions
+from lash_store.store._sync.triggers import Triggers
 
 
 class Transaction:
@@ -20,6 +23,9 @@ class Transaction:
         self.sessions = Sessions(runtime)
         self.queue = Queue(runtime)
         self.attachments = Attachments(runtime)
+        self.processes = Processes(runtime)
+        self.triggers = Triggers(runtime)
+        self.artifacts = Artifacts(runtime)
 
     def session(self, session_id: str) -> SessionHandle:
         """A handle bound to one session, inside this transaction."""

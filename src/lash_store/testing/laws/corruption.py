@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from lash_store.errors import Corrupt
 from lash_store.model.graph import active_path
+from lash_store.model.process import ExternalRef, Scope, StartGrant, Success
 from lash_store.model.queue import Depth
 from lash_store.model.session import Frame, Relation
 from lash_store.testing.backend import Backend
-from lash_store.testing.steps import append, commit, nothing_changes, refused, work
+from lash_store.testing.process_steps import NOTE, WAKE, job, lease_of, next_of, process_ids, registered
+from lash_store.testing.steps import append, commit, nothing_changes, quiet, refused, work
 
 if TYPE_CHECKING:
     from lash_store import AsyncStore
@@ -154,6 +156,156 @@ async def a_leaf_that_is_gone_is_corrupt(backend: Backend) -> None:
     await backend.raw(f"UPDATE {backend.table('sessions')} SET leaf_id = 'nowhere' WHERE session_id = 's'")
     with refused(Corrupt):
         await store.sessions.load("s", active_path())
+
+
+# --- processes ------------------------------------------------------------------------------------------------------------
+
+
+async def a_changed_registration_is_corrupt(backend: Backend) -> None:
+    """Another registration than was stored, one that does not decode, or none, is reported by every look at the process."""
+    await _process(backend)
+    reads: list[Read] = [
+        lambda s: s.processes.get("p"),
+        lambda s: s.processes.list(state=None),
+        lambda s: s.processes.list_grants(Scope("s")),
+        lambda s: s.processes.append("p", "note"),
+        lambda s: s.processes.register(job("p", NOTE, WAKE, wake_target=Scope("s"))),
+    ]
+    body = (await backend.raw(f"SELECT body FROM {backend.table('registrations')} WHERE process_id = 'p'"))[0][0]
+    for read in reads:
+        for value in (body.replace("note", "mote"), "{", "{}"):
+            await _broken(backend, "registrations", "body", value, read)
+    await backend.raw(f"DELETE FROM {backend.table('registrations')} WHERE process_id = 'p'")
+    for read in reads:
+        with refused(Corrupt, table="registrations"):
+            await read(await backend.open())
+
+
+async def a_changed_event_is_corrupt(backend: Backend) -> None:
+    """Payload, type, key, time, end and delivery of an event are verified by every read, also by a replay."""
+    await _process(backend)
+    reads: list[Read] = [
+        lambda s: s.processes.events("p"),
+        lambda s: s.processes.recent("p"),
+        lambda s: s.processes.wake_events("p"),
+        lambda s: s.processes.wait_event("p", "process.wake", timeout_ms=0),
+        lambda s: anext(s.processes.follow("p")),
+        lambda s: s.processes.append("p", "process.wake", {"text": "x"}, replay_key="k"),
+    ]
+    for read in reads:
+        for column, value in (("payload", '{"text":"y"}'), ("payload", "{"), ("occurred_ms", 1), ("wake_session_id", "t")):
+            await _broken(backend, "events", column, value, read)
+    for column, value in (("event_type", "note"), ("replay_key", "l"), ("terminal_state", "failed"), ("wake_batch_id", "b")):
+        await _broken(backend, "events", column, value, reads[0])
+
+
+async def a_hole_in_the_log_is_corrupt_not_a_shorter_log(backend: Backend) -> None:
+    """An event that is missing at the beginning, in the middle or at the end is noticed by whoever reads past it."""
+    store = await _process(backend)
+    for n in range(3):
+        await store.processes.append("p", "note", n)
+    table = backend.table("events")
+    for missing in (2, 1, 4):
+        await backend.raw(f"UPDATE {table} SET process_id = 'elsewhere' WHERE process_id = 'p' AND sequence = {missing}")
+        with refused(Corrupt, table="events"):
+            await store.processes.events("p")
+        with refused(Corrupt, table="events"):
+            await store.processes.recent("p")
+        await backend.raw(f"UPDATE {table} SET process_id = 'p' WHERE process_id = 'elsewhere'")
+        assert len((await store.processes.events("p")).events) == 4
+
+
+async def a_changed_output_is_corrupt(backend: Backend) -> None:
+    """An ended process without its output, or with another one, is reported, never taken for one that still runs."""
+    store = await _process(backend)
+    await store.processes.complete("p", Success({"ok": True}))
+    reads: list[Read] = [
+        lambda s: s.processes.get("p"),
+        lambda s: s.processes.await_output("p", timeout_ms=0),
+        lambda s: s.processes.list(state=None),
+    ]
+    for read in reads:
+        for column, value in (
+            ("output", '{"type":"success","value":{"ok":false},"control":null}'),
+            ("output", "{"),
+            ("output", None),
+            ("output_digest", None),
+            ("output_digest", b"\0" * 32),
+        ):
+            await _broken(backend, "processes", column, value, read)
+
+
+async def a_changed_external_reference_is_corrupt(backend: Backend) -> None:
+    """Where the work lives is verified; half of it is not none of it."""
+    store = await _process(backend)
+    await store.processes.set_external_ref("p", ExternalRef(backend="b", id="i"))
+    for column, value in (
+        ("external_ref", '{"backend":"b","id":"j","metadata":null}'),
+        ("external_ref", "{"),
+        ("external_ref", None),
+        ("external_ref_digest", None),
+    ):
+        await _broken(backend, "processes", column, value, lambda s: s.processes.get("p"))
+
+
+async def a_changed_hash_is_corrupt_not_a_conflict(backend: Backend) -> None:
+    """A retry is compared with what was stored: a damaged hash is reported, it never makes the retry look wrong."""
+    await _process(backend)
+    await _broken(
+        backend,
+        "events",
+        "payload_hash",
+        b"\0" * 32,
+        lambda s: s.processes.append("p", "process.wake", {"text": "x"}, replay_key="k"),
+    )
+    await backend.raw(f"UPDATE {backend.table('processes')} SET registration_hash = $1 WHERE process_id = 'p'", b"\0" * 32)
+    with refused(Corrupt):  # the hash and what it is of live in two tables; which of them is damaged cannot be told
+        await (await backend.open()).processes.register(job("p", NOTE, WAKE, wake_target=Scope("s")))
+
+
+async def a_corrupt_process_is_set_aside_and_stops_nobody(backend: Backend) -> None:
+    """It is never leased, the good ones beside it are handed out, and once repaired and broken free it is, too."""
+    await _process(backend)
+    store, table = await backend.open(), backend.table("registrations")
+    await registered(store, "q")
+    body = (await backend.raw(f"SELECT body FROM {table} WHERE process_id = 'p'"))[0][0]
+    await backend.raw(f"UPDATE {table} SET body = '{{}}' WHERE process_id = 'p'")
+    with quiet():
+        assert process_ids(await next_of(store, limit=10)) == ["q"]
+        assert await next_of(store, limit=10) == ()
+    async with nothing_changes(backend):
+        with refused(Corrupt, table="registrations"):
+            await lease_of(store, "p")
+    await backend.raw(f"UPDATE {table} SET body = $1 WHERE process_id = 'p'", body)
+    await store.processes.break_lease("p")
+    assert process_ids(await next_of(store)) == ["p"]
+
+
+Read = Callable[["AsyncStore"], Awaitable[object]]
+
+
+async def _process(backend: Backend) -> AsyncStore:
+    store = await backend.open()
+    await store.sessions.create("s")
+    start = job("p", NOTE, WAKE, wake_target=Scope("s"))
+    await store.processes.register(start, grant=StartGrant(scope=Scope("s")))
+    await store.processes.append("p", "process.wake", {"text": "x"}, replay_key="k")
+    return store
+
+
+async def _broken(backend: Backend, table: str, column: str, value: object, read: Read) -> None:
+    """Change a column of the process's first row, read through a fresh handle, expect Corrupt with the row, put it back."""
+    name = backend.table(table)
+    where = "process_id = 'p'" + (" AND sequence = 1" if table == "events" else "")
+    before = (await backend.raw(f"SELECT {column} FROM {name} WHERE {where}"))[0][0]
+    assert before != value
+    await backend.raw(f"UPDATE {name} SET {column} = $1 WHERE {where}", value)
+    store = await backend.open()
+    with refused(Corrupt, table=table) as caught:
+        await read(store)
+    assert "p" in caught.error.row
+    await store.close()
+    await backend.raw(f"UPDATE {name} SET {column} = $1 WHERE {where}", before)
 
 
 async def a_lost_config_or_frame_row_is_corrupt(backend: Backend) -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from lash_store.model.commit import Commit
 from lash_store.model.graph import Append, NodeDraft, Replace, active_path
+from lash_store.model.process import EventDraft, EventType, Scope, StartGrant
 from lash_store.model.queue import BatchDraft
 from lash_store.model.session import Frame
 from lash_store.model.usage import Usage
 from lash_store.testing.backend import Backend
+from lash_store.testing.process_steps import NOTE, WAKE, job, next_of, registered
 from lash_store.testing.steps import HOUR_MS, claimed, say, watched, work
 
 if TYPE_CHECKING:
@@ -112,6 +114,94 @@ async def the_next_claim_costs_the_same_however_many_sessions_are_busy(backend: 
         await work(meter.store, f"s{n}", "a", "b")
         costs.append(await meter.spent(meter.store.queue.claim_next("w", lease_ms=HOUR_MS)))
     assert len(set(costs)) == 1
+
+
+async def an_append_costs_the_same_for_one_and_for_many(backend: Backend) -> None:
+    """Events of one call, the length of the log, and wakes that join a pending one cost no further statements."""
+    meter = await _Meter.of(backend)
+    processes = meter.store.processes
+    await meter.store.sessions.create("s")
+    for process_id in ("plain", "waking", "keyed"):
+        await registered(meter.store, process_id, NOTE, WAKE, wake_target=Scope("s"))
+        await processes.append(process_id, "note")
+    for process_id, event_type, key in (("plain", "note", None), ("waking", "process.wake", None), ("keyed", "note", "k")):
+        costs: list[int] = []
+        for turn, size in enumerate((1, MANY, 1)):
+            drafts = [
+                EventDraft(event_type=event_type, payload={"text": str(n)}, replay_key=key and f"{key}{turn}-{n}")
+                for n in range(size)
+            ]
+            costs.append(await meter.spent(processes.append_many(process_id, drafts)))
+        assert len(set(costs)) == 1, f"{event_type} events take {costs}"
+        assert costs[0] <= 14
+    first = await meter.spent(processes.append("plain", "note", replay_key="x"))
+    assert await meter.spent(processes.append("plain", "note", replay_key="x")) <= first
+
+
+async def a_register_costs_the_same_however_many_processes_there_are(backend: Backend) -> None:
+    """A registration, new or repeated, with a grant or without, takes a fixed number of statements."""
+    meter = await _Meter.of(backend)
+    await meter.store.sessions.create("s")
+    fresh: list[int] = []
+    again: list[int] = []
+    for n in range(30):
+        types = [EventType(name=f"t{m}") for m in range(1 if n % 2 else 50)]
+        start = job(f"p{n}", *types, wake_target=Scope("s"))
+        grant = StartGrant(scope=Scope("s"))
+        fresh.append(await meter.spent(meter.store.processes.register(start, grant=grant)))
+        again.append(await meter.spent(meter.store.processes.register(start, grant=grant)))
+    assert len(set(fresh)) == len(set(again)) == 1
+    assert max(*fresh, *again) <= 12
+
+
+async def handing_out_processes_costs_the_same_for_one_and_for_many(backend: Backend) -> None:
+    """claim_next takes as many statements for one process as for two hundred, however many are held by others."""
+    meter = await _Meter.of(backend)
+    costs: list[int] = []
+    for round_, size in enumerate((1, MANY, 1)):
+        for n in range(size):
+            await registered(meter.store, f"p{round_}-{n}")
+        costs.append(await meter.spent(next_of(meter.store, limit=MANY)))
+    assert len(set(costs)) == 1, costs
+    assert costs[0] <= 8
+
+
+async def a_deletion_costs_nothing_for_processes_it_does_not_touch(backend: Backend) -> None:
+    """Deleting a session takes as many statements among two hundred other processes as among none."""
+    meter = await _Meter.of(backend)
+    costs: list[int] = []
+    for n, others in enumerate((0, MANY)):
+        await meter.store.sessions.create(f"s{n}")
+        await meter.store.sessions.create(f"other{n}")
+        for m in range(others):
+            await registered(meter.store, f"x{m}", wake_target=Scope(f"other{n}"))
+        held = job(f"p{n}", wake_target=Scope(f"s{n}"))
+        await meter.store.processes.register(held, grant=StartGrant(scope=Scope(f"s{n}")))
+        costs.append(await meter.spent(meter.store.sessions.delete(f"s{n}")))
+    assert costs[0] == costs[1]
+
+
+async def grants_and_reads_of_processes_cost_the_same_for_one_and_for_many(backend: Backend) -> None:
+    """Transfers, lists of grants, lists of processes and pages of a log take a fixed number of statements."""
+    meter = await _Meter.of(backend)
+    store, costs = meter.store, list[tuple[int, ...]]()
+    for size in (1, 50):
+        source, target = Scope(f"a{size}"), Scope(f"b{size}")
+        for scope in (source, target):
+            await store.sessions.create(scope.session_id)
+        names = [f"p{size}-{n}" for n in range(size)]
+        for name in names:
+            await store.processes.register(job(name, NOTE), grant=StartGrant(scope=source))
+        await store.processes.append_many(names[0], [EventDraft(event_type="note") for _ in range(size)])
+        calls = (
+            store.processes.transfer(source, target, names),
+            store.processes.list_grants(target),
+            store.processes.list(),
+            store.processes.events(names[0]),
+            store.processes.recent(names[0]),
+        )
+        costs.append(tuple([await meter.spent(call) for call in calls]))
+    assert costs[0] == costs[1]
 
 
 async def hooks_see_templates_and_never_values(backend: Backend) -> None:

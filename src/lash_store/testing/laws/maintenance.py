@@ -7,7 +7,7 @@ import asyncio
 from lash_store.errors import NotFound, SchemaMismatch
 from lash_store.model.graph import Append
 from lash_store.model.limits import SETTLED_KEY_RETENTION_MS
-from lash_store.testing.backend import STATE_TABLES, Backend
+from lash_store.testing.backend import PROCESS_TABLES, STATE_TABLES, Backend
 from lash_store.testing.steps import HOUR_MS, claimed, commit, count, draft, node_ids, refused, say, stored, work
 
 
@@ -26,7 +26,7 @@ async def a_store_knows_its_schema_and_finds_it_whole(backend: Backend) -> None:
 async def every_state_table_exists_once_and_is_empty_at_first(backend: Backend) -> None:
     """A new database has every table the laws compare, and no state."""
     await backend.open()
-    assert set((await stored(backend)).keys()) == set(STATE_TABLES)
+    assert set((await stored(backend)).keys()) == {*STATE_TABLES, *PROCESS_TABLES}
     assert all(not rows for rows in (await stored(backend)).values())
 
 
