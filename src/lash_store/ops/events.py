@@ -239,6 +239,9 @@ def append(call: Appending) -> Op[list[tuple[EventRow, bool]]]:
         raise TargetMoved
     now_ms = yield from database_now()
     stored = yield from _by_keys(call)
+    if call.lease is not None and not _all_stored(call, stored):
+        # A holder whose lease is gone hears that first, whatever else would be wrong with its event.
+        require_live(row, call.lease, now_ms)
     awake = target if target is not None and _is_live(heads, target) else None
     plan = plan_append(row, call.events, stored, awake, now_ms)
     _check_lease(row, call, plan, now_ms)
@@ -291,6 +294,13 @@ def _by_keys(call: Appending) -> Op[dict[str, EventRow]]:
         # A damaged row is corrupt, not a conflict.
         check_row(event)
     return stored
+
+
+def _all_stored(call: Appending, stored: Mapping[str, EventRow]) -> bool:
+    """Whether this is a retry of what the log has already: the answer was lost after the lease was given back."""
+    return all(
+        event.replay_key in stored and bytes(stored[event.replay_key].payload_hash) == event.payload_hash for event in call.events
+    )
 
 
 def _check_lease(row: ProcessRow, call: Appending, plan: EventPlan, now_ms: int) -> None:

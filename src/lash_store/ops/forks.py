@@ -82,7 +82,9 @@ def fork(plan: Fork) -> Op[Session]:
     if not created:
         return (yield from _forked_before(plan, heads[new_id]))
     source = live(heads.get(source_id), source_id, plan.point.incarnation)
-    if plan.point.state_revision is not None and plan.point.state_revision < source.history_floor:
+    # Vacuum may put the floor above the head: the present state is there all the same.
+    floor = min(source.history_floor, source.revision)
+    if plan.point.state_revision is not None and plan.point.state_revision < floor:
         raise PointMoved
     now_ms = yield from database_now()
     copied = yield from _copy_path(plan)
