@@ -298,9 +298,8 @@ def _by_keys(call: Appending) -> Op[dict[str, EventRow]]:
 
 def _all_stored(call: Appending, stored: Mapping[str, EventRow]) -> bool:
     """Whether this is a retry of what the log has already: the answer was lost after the lease was given back."""
-    return all(
-        event.replay_key in stored and bytes(stored[event.replay_key].payload_hash) == event.payload_hash for event in call.events
-    )
+    found = [(event, stored.get(event.replay_key or "")) for event in call.events]
+    return all(before is not None and bytes(before.payload_hash) == event.payload_hash for event, before in found)
 
 
 def _check_lease(row: ProcessRow, call: Appending, plan: EventPlan, now_ms: int) -> None:
