@@ -14,6 +14,7 @@ from lash_store.model.limits import KIB
 
 SCHEMA_BYTES_MAX = 256 * KIB  # a larger schema is data, not a description
 COMPILED_MAX = 512  # compiled schemas kept: a deployment has far fewer event types
+APPLIED_MAX = 10_000  # parts a schema may unfold to through its references: each may be applied to one value
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -33,6 +34,8 @@ class Schemas:
             raise LimitExceeded("SCHEMA_BYTES_MAX", maximum=SCHEMA_BYTES_MAX, actual=size, path=path)
         if isinstance(schema, dict) and schema.get("$schema", DRAFT) != DRAFT:
             raise InvalidArgument(f"{path}.$schema", f"must be {DRAFT}")
+        if _expanded(schema) > APPLIED_MAX:
+            raise InvalidArgument(path, f"its references unfold to more than {APPLIED_MAX} parts")
         try:
             self._validator(schema)
         except (ValueError, OSError) as error:
@@ -75,3 +78,39 @@ def _no_retrieval(uri: str) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _expanded(schema: Any) -> int:
+    """How many parts a schema has once its references are followed; a reference to something around it counts once."""
+    weights: dict[int, int] = {}
+    inside: set[int] = set()
+
+    def weigh(part: Any) -> int:
+        if not isinstance(part, dict | list):
+            return 0
+        if id(part) in weights:
+            return weights[id(part)]
+        if id(part) in inside:
+            return 1
+        inside.add(id(part))
+        total = 1 + sum(weigh(each) for each in (part.values() if isinstance(part, dict) else part))
+        target = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(target, str) and target.startswith("#"):
+            total += weigh(_target(schema, target))
+        inside.discard(id(part))
+        weights[id(part)] = min(total, APPLIED_MAX + 1)
+        return weights[id(part)]
+
+    return weigh(schema)
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """What a local reference points at; None when it is no pointer, or points nowhere."""
+    part = schema
+    for step in reference[1:].split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and key.isdigit() and int(key) < len(part):
+            part = part[int(key)]
+        else:
+            part = part.get(key) if isinstance(part, dict) else None
+    return part

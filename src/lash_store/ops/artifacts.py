@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -138,13 +138,13 @@ def env_spec(ref: str, data: bytes) -> Any:
 
 
 def put_bound(prepared: PreparedArtifact) -> Op[None]:
-    """Bind a ref to its bytes for good. The same bytes again only renew its age; other bytes are refused."""
+    """Bind a ref to its bytes for good. The same bytes again renew its age and heal damage; other bytes are refused."""
     # Clock and comparison are in the one statement that takes the row's lock: a collection comes before it or after it.
     count = yield from execute(
         """
         INSERT INTO {artifacts} (namespace, ref, descriptor, data, digest, size, created_ms, updated_ms)
         VALUES (:namespace, :ref, :descriptor, :data, :digest, :size, {now_ms}, {now_ms})
-        ON CONFLICT (namespace, ref) DO UPDATE SET updated_ms = {now_ms}
+        ON CONFLICT (namespace, ref) DO UPDATE SET updated_ms = {now_ms}, data = excluded.data, size = excluded.size
         WHERE {artifacts}.digest = excluded.digest
         """,
         **_columns(prepared),
@@ -251,6 +251,26 @@ _UNNAMED_ENVS = """
     ORDER BY a.updated_ms, a.ref
     LIMIT :limit
 """
+
+
+def hold_environments(refs: Iterable[str], now_ms: int) -> Op[None]:
+    """Keep environments from a collection that runs beside the transaction which names them: locked in order, and young."""
+    wanted = sorted(refs)
+    if not wanted:
+        return
+    yield from fetch(
+        """
+        SELECT ref FROM {artifacts} WHERE namespace = 'process_env' AND ref {any_text:refs}
+        ORDER BY ref
+        {for_update}
+        """,
+        refs=wanted,
+    )
+    yield from execute(
+        "UPDATE {artifacts} SET updated_ms = :now_ms WHERE namespace = 'process_env' AND ref {any_text:refs}",
+        refs=wanted,
+        now_ms=now_ms,
+    )
 
 
 class Collected(Struct, frozen=True, kw_only=True):

@@ -582,7 +582,7 @@ def undelivered_cursor(cursor: str | None) -> tuple[int, str, str]:
     """Where a page of unfinished deliveries ended."""
     if cursor is None:
         return 0, "", ""
-    created_ms, *ids = cursor.split("|")
+    created_ms, *ids = cursor.split("|") if isinstance(cursor, str) else ("",)  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(ids) != 2 or not created_ms.isascii() or not created_ms.isdigit() or len(created_ms) > 18:
         raise InvalidArgument("cursor", "is not one this list returned")
     return int(created_ms), ids[0], ids[1]

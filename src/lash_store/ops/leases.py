@@ -17,7 +17,7 @@ from lash_store.ops.processes import (
     require_live,
     row_of,
     rows_of,
-    stored_registration,
+    verified,
 )
 from lash_store.ops.statement import Op, database_now, execute, execute_many, fetch, ring
 
@@ -47,7 +47,7 @@ def claim(process_id: str, wanted: Wanted) -> Op[tuple[ProcessRow, Lease]]:
         raise LeaseHeld(process_id, owner=row.lease_owner or "", expires_ms=row.lease_expires_ms or 0)
     if row.leased(now_ms) and row.lease_token == wanted.token:
         return row, _lease_of(row)
-    stored_registration(row)
+    verified(row)
     lease = _lease(row, wanted, now_ms)
     yield from _write([lease])
     return row, lease
@@ -80,7 +80,7 @@ def claim_next(wanted: Sequence[Wanted], kinds: Sequence[str] | None, *, wait_fo
 
 def _is_damaged(row: ProcessRow) -> bool:
     try:
-        stored_registration(row)
+        verified(row)
     except Corrupt:
         return True
     return False

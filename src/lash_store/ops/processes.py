@@ -26,6 +26,7 @@ from lash_store.model.process import (
     Wait,
 )
 from lash_store.ops import semantics
+from lash_store.ops.artifacts import hold_environments
 from lash_store.ops.statement import Op, database_now, execute, execute_many, fetch, fetch_one, ring
 from lash_store.payload_schema import Schemas
 
@@ -150,6 +151,7 @@ def insert_processes(prepared: Sequence[PreparedProcess], now_ms: int) -> Op[dic
     The caller holds the locks of every session that is a wake target.
     """
     ordered = sorted(prepared, key=lambda each: each.process_id)
+    yield from hold_environments({each.env_ref for each in ordered if each.env_ref is not None}, now_ms)
     before = yield from _hashes([each.process_id for each in ordered])
     yield from _insert([each for each in ordered if each.process_id not in before], now_ms)
     after = yield from _locked_hashes([each.process_id for each in ordered])
@@ -494,9 +496,16 @@ def _external_ref(row: ProcessRow) -> ExternalRef | None:
     return as_struct(decode(row.external_ref, table="processes", row=name), ExternalRef, "processes", name)
 
 
-def next_runnable() -> Op[tuple[int | None, int]]:
-    """When the first process can next be claimed, and the database's clock; None when there is none."""
-    rows = yield from fetch("SELECT MIN(runnable_ms) FROM {processes} WHERE runnable_ms IS NOT NULL")
+def next_runnable(kinds: Sequence[str] | None = None) -> Op[tuple[int | None, int]]:
+    """When the first process (of these kinds) can next be claimed, and the database's clock; None when there is none."""
+    rows = yield from fetch(
+        """
+        SELECT MIN(runnable_ms) FROM {processes}
+        WHERE runnable_ms IS NOT NULL AND (CAST(:every AS {int}) = 1 OR kind {any_text:kinds})
+        """,
+        every=int(kinds is None),
+        kinds=list(kinds or ()),
+    )
     now_ms = yield from database_now()
     return rows[0][0], now_ms
 

@@ -163,9 +163,9 @@ def payload_hash(event_type: str, payload: Any) -> str:
     return stable_hash([event_type, payload])
 
 
-def signal_type(name: str) -> str:
+def signal_type(name: object) -> str:
     """The event type of a signal."""
-    if not name or not name.isascii() or not all(c.isalnum() or c in "_-" for c in name):
+    if not isinstance(name, str) or not name or not name.isascii() or not all(c.isalnum() or c in "_-" for c in name):
         raise InvalidArgument("name", "must be ASCII letters, digits, '_' and '-'")
     return f"signal.{name}"
 

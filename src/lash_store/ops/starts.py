@@ -29,7 +29,8 @@ def register(prepared: PreparedProcess, grant: PreparedGrant | None, incarnation
         if stored.pruned_ms is None:
             stored_registration(stored)
         raise RegistrationConflict("process", prepared.process_id)
-    if grant is not None and outcome != "pruned":
+    if grant is not None and outcome == "created":
+        # A retry grants nothing again: the handle may have been handed on or given up since.
         live(heads.get(grant.session_id), grant.session_id, incarnation)
         yield from insert_grants([grant], now_ms)
     return (yield from row_of(prepared.process_id))

@@ -13,6 +13,7 @@ from lash_store.errors import Corrupt, NotFound, RegistrationConflict
 from lash_store.model.process import Scope
 from lash_store.model.trigger import Subscription, SubscriptionPage
 from lash_store.ops import schedules
+from lash_store.ops.artifacts import hold_environments
 from lash_store.ops.drafts import HOST, Content, PreparedSubscription
 from lash_store.ops.heads import PURGING, live, lock_sessions
 from lash_store.ops.statement import Op, database_now, execute, fetch, fetch_one
@@ -58,6 +59,7 @@ def subscribe(prepared: PreparedSubscription, first_ms: int | None) -> Op[Stored
             raise RegistrationConflict("subscription", prepared.registration_key)
         return before
     now_ms = yield from database_now()
+    yield from hold_environments([] if prepared.env_ref is None else [prepared.env_ref], now_ms)
     row = _row(prepared, last + 1, now_ms)
     yield from _insert(row, prepared)
     if prepared.schedule is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from lash_store.encode import stable_hash
-from lash_store.errors import Busy, Corrupt, InvalidArgument
+from lash_store.errors import Busy, Corrupt, Refused
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.trigger import (
     BrokenSchedule,
@@ -24,9 +26,9 @@ from lash_store.model.trigger import (
     TriggerDelivery,
 )
 from lash_store.ops import deliveries, occurrences, ticks, triggers
-from lash_store.ops.deliveries import Plan, prepare_plan
+from lash_store.ops.deliveries import Candidate, Plan, prepare_plan
 from lash_store.ops.drafts import HOST, prepare_source_type, prepare_subscription, source_key
-from lash_store.ops.occurrences import StaleMatch, prepare_instant, prepare_occurrence
+from lash_store.ops.occurrences import StaleMatch, StoredOccurrence, prepare_instant, prepare_occurrence
 from lash_store.ops.statement import database_now
 from lash_store.ops.ticks import Due, DueSchedule, Firing
 from lash_store.ops.tree import number_cursor
@@ -189,7 +191,7 @@ class AsyncTriggers:
         limit = self._limit(limit)
         for _ in range(LOOKS_MAX):
             left = await self._runtime.read(deliveries.left_behind, limit)
-            wanted = [(candidate, row.occurrence_id, occurrences.verified(row).payload) for candidate, row in left.rows]
+            wanted = [_wanted(candidate, row) for candidate, row in left.rows]
             plan = await self._plan(wanted, left.live)
             try:
                 done = await self._runtime.write(deliveries.redrive, plan) if wanted else []
@@ -237,7 +239,7 @@ class AsyncTriggers:
     async def _fire(self, each: DueSchedule, found: Due, tally: Tally) -> None:
         try:
             owed, firing = self._firing(each, found, tally.room)
-        except (Corrupt, InvalidArgument) as reason:
+        except (Corrupt, Refused) as reason:
             tally.broken.append(BrokenSchedule(subscription_id=each.subscription_id, error=str(reason)))
             return
         try:
@@ -273,6 +275,14 @@ class AsyncTriggers:
 
     def _occurrence(self, occurrence_id: str) -> str:
         return self._encoder.id(occurrence_id, "occurrence_id")
+
+
+def _wanted(candidate: Candidate, row: StoredOccurrence) -> tuple[Candidate, str, Any]:
+    """What a promise is to be started with; one whose occurrence is damaged fails alone, and says why."""
+    try:
+        return candidate, row.occurrence_id, occurrences.verified(row).payload
+    except Corrupt as error:
+        return structs.replace(candidate, subscription=None, error=str(error)), row.occurrence_id, None
 
 
 class Tally:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lash_store.encode import mint, stable_hash
-from lash_store.errors import Busy, InvalidArgument, Unstorable
+from lash_store.errors import AlreadyTerminal, Busy, InvalidArgument, LeaseLost, Unstorable
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION, INT_MAX
 from lash_store.model.process import (
     Appended,
@@ -256,6 +256,9 @@ class Processes:
         process_id = self._id(process_id)
         if not isinstance(output, Success | Failure | Cancelled):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Unstorable("output", f"must be Success, Failure or Cancelled, got {type(output).__name__}")
+        for field in msgspec.structs.fields(type(output)):
+            self._encoder.json(getattr(output, field.name), f"output.{field.name}")
+        output = processes.fitting(output, type(output), "output")
         name = f"process.{semantics.output_state(output)}"
         draft = EventDraft(
             event_type=name,
@@ -291,7 +294,7 @@ class Processes:
     def wait_signal(
         self, process_id: str, name: str, *, ordinal: int, timeout_ms: int | None = None, lease: Lease | None = None
     ) -> Event | None:
-        """The `ordinal`-th signal of a name, whenever it was sent; None at the timeout. The wait is shown while it lasts."""
+        """The `ordinal`-th signal of a name, whenever it was sent; None at the timeout. The wait is shown until it is satisfied."""
         process_id = self._id(process_id)
         event_type = semantics.signal_type(name)
         number = self._encoder.counter(ordinal, "ordinal", minimum=1)
@@ -303,7 +306,7 @@ class Processes:
         if found is None:
             wait, held = Wait(name=name, ordinal=number), _lease(lease)
             self._runtime.write(processes.set_wait, process_id, wait, held)
-            found = self._sleep(process_id, event_type, number, timeout_ms)
+            found = self._sleep(process_id, event_type, number, timeout_ms, held)
             if found is None:
                 return None
             self._runtime.write(processes.clear_wait, process_id, wait, held)
@@ -311,7 +314,9 @@ class Processes:
         self._append(process_id, [resumed], lease, fence_replays=True)
         return found
 
-    def _sleep(self, process_id: str, event_type: str, number: int, timeout_ms: int | None) -> Event | None:
+    def _sleep(
+        self, process_id: str, event_type: str, number: int, timeout_ms: int | None, lease: Lease | None
+    ) -> Event | None:
         deadline = self._deadline(timeout_ms)
         with self._runtime.subscribe("process", process_id) as subscription:
             while True:
@@ -320,6 +325,10 @@ class Processes:
                 found = self._nth(process_id, event_type, number)
                 if found is not None or _passed(deadline):
                     return found
+                if row.state != ProcessState.RUNNING:
+                    raise AlreadyTerminal(process_id, state=row.state)
+                if lease is not None and (row.lease_token, row.lease_fence) != (lease.token, lease.fence):
+                    raise LeaseLost(process_id, held_fence=lease.fence, actual_fence=row.lease_fence)
                 subscription.wait(_remaining_ms(deadline))
 
     def _nth(self, process_id: str, event_type: str, number: int) -> Event | None:
@@ -376,12 +385,13 @@ class Processes:
                 if page.cursor is None:
                     subscription.wait(None)
 
-    def wait_runnable(self, *, timeout_ms: int) -> bool:
-        """Sleep until some process can be claimed; False at the timeout."""
+    def wait_runnable(self, *, timeout_ms: int, kinds: Sequence[str] | None = None) -> bool:
+        """Sleep until some process, or one of these kinds, can be claimed; False at the timeout."""
+        names = self._kinds(kinds)
         deadline = self._deadline(timeout_ms)
         with self._runtime.subscribe("runnable", None) as subscription:
             while True:
-                due_ms, now_ms = self._runtime.read(processes.next_runnable)
+                due_ms, now_ms = self._runtime.read(processes.next_runnable, names)
                 if due_ms is not None and due_ms <= now_ms:
                     return True
                 if _passed(deadline):
@@ -405,7 +415,7 @@ class Processes:
         count = self._encoder.counter(
             limit, "limit", minimum=1, maximum=self._runtime.limits.claim_batches, limit="claim_batches"
         )
-        names = None if kinds is None else [self._encoder.id(kind, "kinds") for kind in self._encoder.items(kinds, "kinds")]
+        names = self._kinds(kinds)
         wanted = [self._wanted(owner, incarnation, lease_ms, None) for _ in range(count)]
         wait_for_locks = False
         while True:
@@ -430,6 +440,9 @@ class Processes:
     def break_lease(self, process_id: str) -> int:
         """Take a process from whoever holds it; the fence rises and the old holder is refused. The new fence."""
         return self._runtime.write(leases.break_lease, self._id(process_id))
+
+    def _kinds(self, kinds: Sequence[str] | None) -> Sequence[str] | None:
+        return None if kinds is None else [self._encoder.id(kind, "kinds") for kind in self._encoder.items(kinds, "kinds")]
 
     def _wanted(self, owner: str, incarnation: str, lease_ms: int, token: str | None) -> Wanted:
         return Wanted(

@@ -224,8 +224,10 @@ async def a_completion_with_a_lease_checks_ends_and_releases_in_one(backend: Bac
     async with nothing_changes(backend):
         assert await store.processes.complete("p", Success(1), lease=lease) == ended
         assert await store.processes.release(lease) is False
-        with refused(AlreadyTerminal):
+        with refused(LeaseLost):
             await store.processes.complete("p", Cancelled(message="m"), lease=lease)
+        with refused(AlreadyTerminal):
+            await store.processes.complete("p", Cancelled(message="m"))
     assert (await lease_of(store, "p", "b")).fence == lease.fence + 1
 
 
