@@ -13,7 +13,7 @@ from msgspec import structs
 from lash_store import encode
 from lash_store.model.process import Scope
 from lash_store.notify.hub import AsyncSubscription, Hub
-from lash_store.ops import events, grants, leases, processes, queue, semantics
+from lash_store.ops import events, grants, leases, processes, pruning, queue, semantics
 from lash_store.ops.statement import Execute, Op
 from lash_store.payload_schema import Schemas
 from lash_store.store.processes import AsyncProcesses
@@ -55,14 +55,14 @@ def prunes_what_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def prunes_the_identity_too(patch: pytest.MonkeyPatch) -> None:
-    hide = processes._hide  # pyright: ignore[reportPrivateUsage]
+    hide = pruning._hide  # pyright: ignore[reportPrivateUsage]
 
     def forgetful(process_id: str, *args: Any) -> Op[None]:
         yield from hide(process_id, *args)
         yield Execute("DELETE FROM {events} WHERE process_id = :process_id", {"process_id": process_id})
         yield Execute("DELETE FROM {processes} WHERE process_id = :process_id", {"process_id": process_id})
 
-    patch.setattr(processes, "_hide", forgetful)
+    patch.setattr(pruning, "_hide", forgetful)
 
 
 # --- the log --------------------------------------------------------------------------------------------------------------
@@ -206,6 +206,7 @@ def leases_by_token_alone(patch: pytest.MonkeyPatch) -> None:
 
 def superseded_workers_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(events, "_check_lease", answering(None))
+    patch.setattr(events, "require_live", answering(None))
 
 
 def fences_start_again(patch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ from lash_store.model.process import (
     Success,
     Wait,
 )
-from lash_store.ops import events, grants, leases, processes, semantics, starts
+from lash_store.ops import events, grants, leases, processes, pruning, semantics, starts, wakes
 from lash_store.ops.events import Appending, StaleRegistration, TargetMoved
 from lash_store.ops.leases import Wanted
 from lash_store.ops.processes import ProcessFilter, ProcessRow
@@ -231,19 +231,19 @@ class Processes:
         """Events that asked for a wake and were not acknowledged."""
         sequence = self._encoder.counter(after, "after", maximum=INT_MAX, limit="INT_MAX")
         rows = self._runtime.read(
-            events.unacknowledged_wakes, self._id(process_id), sequence=sequence, limit=self._limit(limit)
+            wakes.unacknowledged_wakes, self._id(process_id), sequence=sequence, limit=self._limit(limit)
         )
         return tuple(events.verified(row) for row in rows)
 
     def ack_wake(self, process_id: str, sequence: int) -> bool:
         """Acknowledge a wake; false when it was acknowledged before."""
         number = self._encoder.counter(sequence, "sequence", minimum=1, maximum=INT_MAX, limit="INT_MAX")
-        return self._runtime.write(events.ack_wake, self._id(process_id), number)
+        return self._runtime.write(wakes.ack_wake, self._id(process_id), number)
 
     def woken_by(self, process_id: str, batch_id: str) -> tuple[Event, ...]:
         """The events of a process that a wake in a session's inbox stands for."""
         own = self._encoder.id(batch_id, "batch_id")
-        rows = self._runtime.read(events.woken_by, self._id(process_id), own)
+        rows = self._runtime.read(wakes.woken_by, self._id(process_id), own)
         return tuple(events.verified(row) for row in rows)
 
     # --- ending -----------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Processes:
     def wait_signal(
         self, process_id: str, name: str, *, ordinal: int, timeout_ms: int | None = None, lease: Lease | None = None
     ) -> Event | None:
-        """The `ordinal`-th signal of a name, whenever it was sent; None at the timeout. The wait is shown until it is satisfied."""
+        """The `ordinal`-th signal of a name, whenever it was sent; None at the timeout. The wait stays shown until then."""
         process_id = self._id(process_id)
         event_type = semantics.signal_type(name)
         number = self._encoder.counter(ordinal, "ordinal", minimum=1)
@@ -500,11 +500,11 @@ class Processes:
         """Remove processes that ended this long ago, with their logs, in bounded steps; a late register finds them ended."""
         age_ms = self._encoder.duration(older_than_ms, "older_than_ms")
         if dry_run:
-            found = self._runtime.read(processes.prunable, older_than_ms=age_ms)
+            found = self._runtime.read(pruning.prunable, older_than_ms=age_ms)
             return PruneReport(processes=found["processes"], events=found["events"], complete=True)
         removed = log = 0
         while True:
-            step = self._runtime.write(processes.prune_step, older_than_ms=age_ms, limit=COLLECT_ROWS_PER_TRANSACTION)
+            step = self._runtime.write(pruning.prune_step, older_than_ms=age_ms, limit=COLLECT_ROWS_PER_TRANSACTION)
             removed, log = removed + step.processes, log + step.events
             if step.complete:
                 return PruneReport(processes=removed, events=log, complete=True)
