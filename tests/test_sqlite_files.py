@@ -146,7 +146,7 @@ if grandchild == 0:
     sys.exit(0)
 os.waitpid(grandchild, 0)
 bench.write(put, "still")
-print(bench.read(keys))
+print(bench.read(keys), flush=True)
 os.kill(os.getpid(), 9)
 """
 

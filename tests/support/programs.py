@@ -19,6 +19,7 @@ from msgspec import structs
 
 from lash_store import (
     Append,
+    Busy,
     Claim,
     Commit,
     NodeDraft,
@@ -80,13 +81,22 @@ def commit_turns(job: Job) -> None:
             commit, receipt = _commit_expecting(store, turn) if job["expecting"] else _commit_any(store, turn)
             say(turn=turn, revision=receipt.revision)
             while chance.random() < 0.4:
-                again = store.sessions.commit(SESSION, commit)
+                again = _committed(store, commit)
                 say(turn=turn, revision=again.revision, replayed=again.replayed)
 
 
 def _commit_any(store: Store, turn: str) -> tuple[Commit, Receipt]:
     commit = counted(turn, revision=None)
-    return commit, store.sessions.commit(SESSION, commit)
+    return commit, _committed(store, commit)
+
+
+def _committed(store: Store, commit: Commit) -> Receipt:
+    """On a machine whose disk stalls the lock may be busy for long; nothing was written, and repeating is what Busy asks for."""
+    while True:
+        try:
+            return store.sessions.commit(SESSION, commit)
+        except Busy:
+            continue
 
 
 def _commit_expecting(store: Store, turn: str) -> tuple[Commit, Receipt]:
@@ -97,7 +107,7 @@ def _commit_expecting(store: Store, turn: str) -> tuple[Commit, Receipt]:
             revision = 0
         commit = counted(turn, revision=revision)
         try:
-            return commit, store.sessions.commit(SESSION, commit)
+            return commit, _committed(store, commit)
         except RevisionConflict:
             continue
 
