@@ -325,8 +325,8 @@ def register(starts: Sequence[Start], now_ms: int) -> Op[dict[str, str]]:
     if not processes:
         return {}
     made = yield from insert_processes(processes, now_ms)
-    held = ("created", "existing")
-    grants = [start.grant for start in starts if start.grant is not None and made[start.process_id] in held]
+    # Only what is new is granted: a handle that was given up since does not come back.
+    grants = [start.grant for start in starts if start.grant is not None and made[start.process_id] == "created"]
     yield from insert_grants(grants, now_ms)
     return made
 

@@ -338,13 +338,13 @@ def _wake(call: Appending, inserts: Sequence[EventRow], heads: Mapping[str, Head
 
 
 def _pending_wakes(wakes: Sequence[EventRow]) -> Op[tuple[dict[str, str], set[str]]]:
-    """The wakes of these ids that nobody has claimed, by id, and the ids of which some wake is claimed.
+    """The wakes of these ids that wait to be claimed, by id, and the ids of which some wake is claimed or parked.
 
     A claim settles its work even after its lease, until somebody else claims it: it is not pending before that.
     """
     rows = yield from fetch(
         """
-        SELECT SUBSTR(source_key, 1, 69), batch_id, token FROM {batches}
+        SELECT SUBSTR(source_key, 1, 69), batch_id, token, parked_ms FROM {batches}
         WHERE session_id = :session_id AND source_key >= 'wake:' AND source_key < 'wake;'
           AND SUBSTR(source_key, 1, 69) {any_text:wake_ids}
         ORDER BY enqueue_seq
@@ -353,10 +353,10 @@ def _pending_wakes(wakes: Sequence[EventRow]) -> Op[tuple[dict[str, str], set[st
         wake_ids=sorted({event.wake_id or "" for event in wakes}),
     )
     pending: dict[str, str] = {}
-    for wake_id, batch_id, token in rows:
-        if token is None:
+    for wake_id, batch_id, token, parked_ms in rows:
+        if token is None and parked_ms is None:
             pending.setdefault(wake_id, batch_id)
-    return pending, {row[0] for row in rows if row[2] is not None}
+    return pending, {row[0] for row in rows if row[2] is not None or row[3] is not None}
 
 
 def _wake_batch(call: Appending, event: EventRow, key: str) -> PreparedBatch:

@@ -302,13 +302,14 @@ class AsyncProcesses:
         waiting = EventDraft(event_type="process.waiting", payload=mark, replay_key=_short(f"process:{process_id}:waiting:{key}"))
         await self._append(process_id, [waiting], lease, fence_replays=True)
         found = await self._nth(process_id, event_type, number)
+        wait, held = Wait(name=name, ordinal=number), _lease(lease)
         if found is None:
-            wait, held = Wait(name=name, ordinal=number), _lease(lease)
             await self._runtime.write(processes.set_wait, process_id, wait, held)
             found = await self._sleep(process_id, event_type, number, timeout_ms, held)
             if found is None:
                 return None
-            await self._runtime.write(processes.clear_wait, process_id, wait, held)
+        # Also when it was there at once: an earlier wait for it may still be shown.
+        await self._runtime.write(processes.clear_wait, process_id, wait, held)
         resumed = EventDraft(event_type="process.resumed", payload=mark, replay_key=_short(f"process:{process_id}:resumed:{key}"))
         await self._append(process_id, [resumed], lease, fence_replays=True)
         return found

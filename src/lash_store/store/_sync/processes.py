@@ -303,13 +303,14 @@ class Processes:
         waiting = EventDraft(event_type="process.waiting", payload=mark, replay_key=_short(f"process:{process_id}:waiting:{key}"))
         self._append(process_id, [waiting], lease, fence_replays=True)
         found = self._nth(process_id, event_type, number)
+        wait, held = Wait(name=name, ordinal=number), _lease(lease)
         if found is None:
-            wait, held = Wait(name=name, ordinal=number), _lease(lease)
             self._runtime.write(processes.set_wait, process_id, wait, held)
             found = self._sleep(process_id, event_type, number, timeout_ms, held)
             if found is None:
                 return None
-            self._runtime.write(processes.clear_wait, process_id, wait, held)
+        # Also when it was there at once: an earlier wait for it may still be shown.
+        self._runtime.write(processes.clear_wait, process_id, wait, held)
         resumed = EventDraft(event_type="process.resumed", payload=mark, replay_key=_short(f"process:{process_id}:resumed:{key}"))
         self._append(process_id, [resumed], lease, fence_replays=True)
         return found
