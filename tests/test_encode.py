@@ -357,7 +357,6 @@ def test_threads_never_mint_the_same_id() -> None:
     assert len({one for out in minted for one in out}) == 8_000
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # other tests left idle threads behind
 def test_a_forked_child_mints_other_ids() -> None:
     mint()
