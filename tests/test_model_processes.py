@@ -22,12 +22,14 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.stateful import RULE_MARKER, run_state_machine_as_test
 
+from lash_store import AlreadyTerminal, EventDraft, LeaseHeld, NotFound
 from lash_store.store.artifacts import AsyncArtifacts
 from lash_store.store.processes import AsyncProcesses
 from lash_store.store.session_processes import AsyncSessionProcesses
 from lash_store.store.triggers import AsyncTriggers
 from tests.support.effort import FAULTS_VARIABLE, effort
-from tests.support.pmodel_engines import Call, Engine, PostgresEngine, SqliteEngine
+from tests.support.model_report import disagreement
+from tests.support.pmodel_engines import Call, Engine, Outcome, PostgresEngine, SqliteEngine
 from tests.support.pmodel_machine import ProcessMachine, machine
 from tests.support.pmodel_mutants import MUTANTS, Mutant
 from tests.support.pmodel_steps import World
@@ -206,6 +208,37 @@ def test_the_machine_finds_a_planted_bug(mutant: Mutant, tmp_path: Path, monkeyp
         assert re.search(rf"sqlite and the model disagree[\s\S]*{SEED_VARIABLE}=\d+", said)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["leased", "ended"])
+def test_a_refusal_of_events_without_keys_is_foretold(engine: Engine, *, ended: bool) -> None:
+    """The store answers a refused call with no keys, and the model must not take two events without one for the same."""
+    steps = machine(World([engine]))()
+    process_id = steps.process_ids[0]
+    steps.same("processes.claim", process_id, "anna", learn=True, incarnation="1", lease_ms=1000)
+    if ended:
+        steps.same(
+            "processes.append", process_id, "done", 1, learn=True, replay_key="k1", lease=steps.state.processes[process_id].lease
+        )
+    drafts = [EventDraft(event_type="note", payload=1), EventDraft(event_type="note", payload=2)]
+    drafts.append(EventDraft(event_type="done", payload=1, replay_key="k2"))
+    assert steps.same("processes.append_many", process_id, drafts, learn=True) is None
+    refusal = steps.trace[-1][1].error
+    assert isinstance(refusal, AlreadyTerminal if ended else LeaseHeld)
+    steps.audit()
+
+
+def test_a_disagreement_is_told_before_its_history() -> None:
+    trace = [(Call("processes.get", (f"p{i}",)), Outcome("x" * 5000)) for i in range(100)]
+    lines = disagreement("sqlite", Outcome(1), Outcome(error=NotFound("process", "p99")), trace, "SEED=7 pytest").splitlines()
+    assert lines[:3] == [
+        "sqlite and the model disagree about processes.get('p99')",
+        "  sqlite says 1",
+        "  the model says NotFound: process 'p99' does not exist.",
+    ]
+    assert lines[3:5] == ["Replay: SEED=7 pytest", "after 99 steps, of which the last were"]
+    assert [line.split(".")[0].strip() for line in lines[5:]] == [str(i) for i in range(85, 100)]
+    assert max(map(len, lines)) < 410
 
 
 def test_a_seed_repeats_its_histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from lash_store import Claim, Commit, Corrupt, StoreError
 from tests.support.model import Model
 from tests.support.model_drafts import SESSIONS, Draw
 from tests.support.model_engines import Call, Engine, Outcome, wipe
+from tests.support.model_report import disagreement
 
 START_MS = 1_700_000_000_000
 RETENTION_MS = 10_000
@@ -140,7 +141,7 @@ class Steps(RuleBasedStateMachine):
         self.world.done[f"{call.verb} {'done' if expected.error is None else type(expected.error).__name__}"] += 1
         for engine, outcome in zip(self.world.engines, outcomes, strict=True):
             if not alike(outcome, expected):
-                self.fail(engine, call, outcome, expected)
+                self.fail(engine, outcome, expected)
         return expected.value
 
     def expected(self, expect: Expect, learned: Any) -> Outcome:
@@ -149,12 +150,9 @@ class Steps(RuleBasedStateMachine):
         except StoreError as error:
             return Outcome(error=error)
 
-    def fail(self, engine: Engine, call: Call, outcome: Outcome, expected: Outcome) -> None:
-        history = "\n".join(f"  {i}. {shown(call)} -> {answer(done)}" for i, (call, done) in enumerate(self.trace[:-1], 1))
-        raise AssertionError(
-            f"{engine.name} and the model disagree after\n{history}\n{shown(call)}\n"
-            f"  {engine.name} says {answer(outcome)}\n  the model says {answer(expected)}\nReplay: {self.world.replay}"
-        ) from outcome.error
+    def fail(self, engine: Engine, outcome: Outcome, expected: Outcome) -> None:
+        text = disagreement(engine.name, outcome, expected, self.trace, self.world.replay)
+        raise AssertionError(text) from outcome.error
 
     def pages(self, verb: str, field: str, *args: Any, expect: Callable[[], Sequence[Any]] | None = None, **kwargs: Any) -> None:
         """A listing, page by page, is what the model lists at once."""
@@ -191,14 +189,3 @@ def facts(error: Exception) -> dict[str, object]:
     """The fields of a refusal that are not texts."""
     assert isinstance(error, StoreError)
     return {name: value for name, value in error.fields().items() if name not in WORDS}
-
-
-def shown(call: Call) -> str:
-    args = [repr(arg) for arg in call.args] + [f"{name}={value!r}" for name, value in call.kwargs.items()]
-    return f"{call.verb}({', '.join(args)})"
-
-
-def answer(outcome: Outcome) -> str:
-    if outcome.error is None:
-        return repr(outcome.value)
-    return f"{type(outcome.error).__name__}: {outcome.error}"

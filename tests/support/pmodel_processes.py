@@ -182,7 +182,8 @@ class Logging(Registering):
         process = self._state.there(process_id)
         meanings = [self._meaning(process, draft) for draft in drafts]
         minted = [each.event for each in learned] if len(learned) == len(drafts) else [None] * len(drafts)
-        spare = [f"{key}:{i}" if key else None if event is None else event.replay_key for i, event in enumerate(minted)]
+        # A refused call tells nobody its keys; they differ from each other all the same.
+        spare = [f"{key}:{i}" if key else f"?:{i}" if event is None else event.replay_key for i, event in enumerate(minted)]
         known = {event.replay_key: _said(event) for event in process.events}
         keyed = [draft if draft.replay_key else replace(draft, replay_key=spare[i]) for i, draft in enumerate(drafts)]
         plan = [self._planned(process, draft, means) for draft, means in zip(keyed, meanings, strict=True)]

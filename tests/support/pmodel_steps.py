@@ -25,6 +25,7 @@ from lash_store import (
     TickReport,
     TriggerDelivery,
 )
+from tests.support.model_report import disagreement
 from tests.support.pmodel_drafts import Draw, plain_registration
 from tests.support.pmodel_engines import Call, Engine, Outcome
 from tests.support.pmodel_triggers import WHY, Handle, Model
@@ -147,7 +148,7 @@ class Steps(RuleBasedStateMachine):
         self.world.done[f"{call.verb} {'done' if expected.error is None else type(expected.error).__name__}"] += 1
         for engine, outcome in zip(self.world.engines, outcomes, strict=True):
             if not alike(outcome, expected):
-                self.fail(engine, call, outcome, expected)
+                self.fail(engine, outcome, expected)
         return expected.value
 
     def expected(self, call: Call, place: Any, learned: dict[str, Any]) -> Outcome:
@@ -158,12 +159,9 @@ class Steps(RuleBasedStateMachine):
         except StoreError as error:
             return Outcome(error=error)
 
-    def fail(self, engine: Engine, call: Call, outcome: Outcome, expected: Outcome) -> None:
-        history = "\n".join(f"  {i}. {shown(call)} -> {answer(done)}" for i, (call, done) in enumerate(self.trace[:-1], 1))
-        raise AssertionError(
-            f"{engine.name} and the model disagree after\n{history}\n{shown(call)}\n"
-            f"  {engine.name} says {answer(outcome)}\n  the model says {answer(expected)}\nReplay: {self.world.replay}"
-        ) from outcome.error
+    def fail(self, engine: Engine, outcome: Outcome, expected: Outcome) -> None:
+        text = disagreement(engine.name, outcome, expected, self.trace, self.world.replay)
+        raise AssertionError(text) from outcome.error
 
     def pages(self, verb: str, field: str, *args: Any, size: int = 50, **kwargs: Any) -> None:
         """A listing, page by page, is what the model lists at once."""
@@ -240,14 +238,3 @@ def facts(error: Exception) -> dict[str, object]:
     """The fields of a refusal that are not texts."""
     assert isinstance(error, StoreError)
     return {name: value for name, value in error.fields().items() if name not in WORDS}
-
-
-def shown(call: Call) -> str:
-    args = [repr(arg) for arg in call.args] + [f"{name}={value!r}" for name, value in call.kwargs.items()]
-    return f"{call.verb}({', '.join(args)})"
-
-
-def answer(outcome: Outcome) -> str:
-    if outcome.error is None:
-        return repr(outcome.value)
-    return f"{type(outcome.error).__name__}: {outcome.error}"
