@@ -59,7 +59,7 @@ def pg_schema(pg_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     note_postgres(request.node)
     name = f"t_{secrets.token_hex(8)}"
     yield name
-    asyncio.run(_drop(pg_url, name))
+    asyncio.run(drop_schema(pg_url, name))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def had(start: Callable[[], T]) -> T:
     pytest.fail(why, pytrace=False)
 
 
-async def _drop(url: str, schema: str) -> None:
+async def drop_schema(url: str, schema: str) -> None:
     connection = await asyncpg.connect(url, server_settings={"lock_timeout": str(DROP_LOCK_MS), "client_min_messages": "warning"})
     try:
         await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')

@@ -29,7 +29,7 @@ def test_a_chain_restores_its_last_version(versions: list[bytes]) -> None:
     assert restore(frames, sizes=[len(version) for version in versions]) == versions[-1]
 
 
-@pytest.mark.parametrize(("turns", "factor"), [(100, 20), (18_000, 200)])
+@pytest.mark.parametrize(("turns", "factor"), [(100, 20), (170, 50), (250, 80), (600, 150), (18_000, 200)])
 def test_the_delta_of_an_appended_turn_is_much_smaller_than_a_full_frame(turns: int, factor: int) -> None:
     base, data = conversation(turns), conversation(turns + 1)
     frame = delta(base, data)
@@ -93,7 +93,7 @@ def test_the_last_version_put_is_held() -> None:
     assert held.get("s", "c") is None
     held.put("s", "c", digest=b"1", data=b"one")
     held.put("s", "c", digest=b"2", data=b"two")
-    assert held.get("s", "c") == (b"2", b"two")
+    assert held.get("s", "c") == (b"2", b"two", 1)
     assert held.get("s", "d") is None
 
 
@@ -119,9 +119,9 @@ def test_dropping_forgets_one_component_or_the_session() -> None:
         held.put(session, name, digest=b"", data=b"x")
     held.drop("s", "a")
     held.drop("s", "missing")
-    assert (held.get("s", "a"), held.get("s", "b")) == (None, (b"", b"x"))
+    assert (held.get("s", "a"), held.get("s", "b")) == (None, (b"", b"x", 1))
     held.drop("s")
-    assert (held.get("s", "b"), held.get("t", "a")) == (None, (b"", b"x"))
+    assert (held.get("s", "b"), held.get("t", "a")) == (None, (b"", b"x", 1))
 
 
 def test_threads_share_it_within_its_bound() -> None:

@@ -75,9 +75,24 @@ def test_rows_are_arrays_or_one_execution_each() -> None:
     rows = [{"a": "x", "b": 1, "c": b"1"}, {"a": "y", "b": 2, "c": None}]
     postgres, sqlite = POSTGRES.compile(sql), SQLITE.compile(sql)
     assert postgres.text.endswith("FROM unnest($2::text[], $3::bigint[], $4::bytea[]) AS rows(a, b, c)")
-    assert sqlite.text.endswith("FROM (SELECT ?2 AS a, ?3 AS b, ?4 AS c) AS rows")
+    assert sqlite.text == "INSERT INTO lash_nodes SELECT ?1, ?2, ?3, ?4 "
     assert postgres.arrays(rows, {"session_id": "s"}) == ["s", ["x", "y"], [1, 2], [b"1", None]]
-    assert list(sqlite.each(rows, {"session_id": "s"})) == [["s", "x", 1, b"1"], ["s", "y", 2, None]]
+    assert sqlite.each(rows, {"session_id": "s"}) == [["s", "x", 1, b"1"], ["s", "y", 2, None]]
+
+
+def test_rows_can_be_joined_and_need_not_be_used() -> None:
+    sql = "SELECT rows.b, m.x FROM {rows(a text, b int)} JOIN {meta} m ON m.x = rows.b"
+    assert SQLITE.compile(sql).text == "SELECT ?1, m.x FROM (SELECT 1) AS rows JOIN lash_meta m ON m.x = ?1"
+    assert SQLITE.compile(sql).each([{"a": "unused", "b": 7}], {}) == [[7]]
+    assert "FROM unnest($1::text[], $2::bigint[]) AS rows(a, b) JOIN" in POSTGRES.compile(sql).text
+
+
+def test_a_lookup_is_never_a_scan() -> None:
+    sql = "SELECT n.x FROM run CROSS JOIN {lookup}{meta} n WHERE n.x = run.x {end_lookup:n}"
+    assert SQLITE.compile(sql).text == "SELECT n.x FROM run CROSS JOIN lash_meta n WHERE n.x = run.x "
+    assert POSTGRES.compile(sql).text == (
+        'SELECT n.x FROM run CROSS JOIN LATERAL (SELECT * FROM "agents".meta n WHERE n.x = run.x  OFFSET 0) n'
+    )
 
 
 @pytest.mark.parametrize("dialect", BOTH)
@@ -85,11 +100,15 @@ def test_rows_are_arrays_or_one_execution_each() -> None:
     "sql",
     [
         "SELECT {unknown}",
+        "SELECT {end_lookup}",
         "SELECT {}",
         "SELECT 1 WHERE a {any_bytes:xs}",
         "SELECT 1 FROM {rows(a blob)}",
         "SELECT 1 FROM {rows()}",
         "SELECT :a FROM {rows(a text)}",
+        "SELECT rows.b FROM {rows(a text)}",
+        "SELECT rows.a",
+        "SELECT 1, {rows(a text)}",
     ],
 )
 def test_a_mistake_is_an_error_when_the_text_is_compiled(dialect: Dialect, sql: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lash_store.encode import Encoder, canonical, check, decode, derived_node_id, digest, mint
+from lash_store.encode import _READER, Encoder, canonical, check, decode, derived_node_id, digest, mint, quick_decode  # pyright: ignore[reportPrivateUsage]
 from lash_store.errors import Corrupt, LimitExceeded, Refused, Unstorable
 from lash_store.model.limits import COUNTER_MAX, DURATION_MAX_MS, INT_MAX, Limits
 
@@ -252,6 +252,37 @@ def test_texts_may_be_empty_and_hold_lines_but_no_nul() -> None:
             ENCODER.text(value, "name")
     with pytest.raises(LimitExceeded):
         ENCODER.text("x" * 4097, "name")
+
+
+# The quick reader
+
+_SNIPPETS = (
+    *("{", "}", "[", "]", ":", ",", '"', "\\", "\\u", "\\ud800", "\\udc00", "null", "true", "NaN", "-", "0", "7", ".", "e", "E+"),
+    *("é", "Infinity", "1e999", '"a"', '{"a":', "[[", "]]", "-0.0", "1.5e-320", "9" * 25, "\ud800", "\t", " ", "\x00", "\ufeff"),
+)
+
+
+@given(st.lists(st.sampled_from(_SNIPPETS), max_size=8).map("".join))
+def test_what_the_quick_reader_accepts_is_what_the_exact_one_reads(text: str) -> None:
+    try:
+        quick = quick_decode(text)
+    except ValueError:
+        return
+    assert repr(quick) == repr(_READER.decode(text))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers())
+def test_the_quick_reader_reads_numbers_to_the_last_bit(value: float) -> None:
+    quick = quick_decode(ENCODER.json([value], "v"))[0]
+    assert (type(quick), repr(quick)) == (type(value), repr(value))
+
+
+@pytest.mark.parametrize("text", [None, b"\xff", 7, "[" * 100_000])
+def test_the_quick_reader_gives_way(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        quick_decode(text)
+    with pytest.raises(Corrupt):
+        decode(text, table="nodes", row="n1")
 
 
 # Numbers and bytes

@@ -381,6 +381,7 @@ POSTGRES_DAMAGE: list[tuple[LiteralString, str]] = [
     ("ALTER TABLE {sessions} ALTER COLUMN fence DROP NOT NULL", "column sessions.fence is bigint, expected bigint not null"),
     ("DROP INDEX {schema}.lash_nodes_by_id", "index lash_nodes_by_id on nodes is missing"),
     ("DROP FUNCTION {schema}.now_ms()", "function now_ms() is missing"),
+    ("DROP FUNCTION {schema}.commit_v1", "function commit_v1() is missing"),
 ]
 
 

@@ -57,11 +57,28 @@ MINTS = ("lash_store.ops.prepare.mint", "lash_store.store.queue.mint", "lash_sto
 NOUNS: dict[str, tuple[type, set[str]]] = {
     "sessions": (
         AsyncSessions,
-        {"get", "list", "receipt", "commits", "follow", "load", "node", "children", "branches", "usage", "usage_of"},
+        {
+            "get",
+            "list",
+            "receipt",
+            "commits",
+            "follow",
+            "load",
+            "node",
+            "children",
+            "branches",
+            "runs",
+            "components",
+            "usage",
+            "usage_of",
+        },
     ),
-    "queue": (AsyncQueue, {"list", "pending", "depth", "wait_ready"}),
+    "queue": (AsyncQueue, {"get", "list", "pending", "depth", "wait_ready"}),
     "attachments": (AsyncAttachments, {"get", "stream", "entry", "list", "list_uncommitted"}),
-    "maintenance": (AsyncMaintenance, {"schema_version", "check_schema"}),
+    "maintenance": (
+        AsyncMaintenance,
+        {"schema_version", "check_schema", "leases", "stats", "examine", "backup"},
+    ),
 }
 HANDLE_WRITES = {"commit", "tombstone", "vacuum", "enqueue", "claim", "update_meta", "delete"}
 REFUSALS = {

@@ -29,6 +29,7 @@ from lash_store.ops import (
     paths,
     queue,
     sessions,
+    snapshot,
     statement,
     tree,
 )
@@ -63,7 +64,13 @@ def reads_without_a_snapshot(patch: pytest.MonkeyPatch) -> None:
         head = yield from look(session_id, incarnation)
         return seen.setdefault(session_id, head)
 
+    found, rows_seen = snapshot._head, dict[str, statement.Row]()  # pyright: ignore[reportPrivateUsage]
+
+    def stale_row(session_id: str, rows: Sequence[statement.Row], incarnation: int | None) -> statement.Row:
+        return rows_seen.setdefault(session_id, found(session_id, rows, incarnation))
+
     everywhere(patch, look, stale)
+    patch.setattr(snapshot, "_head", stale_row)
 
 
 def an_answer_without_a_commit(patch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,20 @@ else:
     from backports import zstd
 
 _LEVEL = 3  # higher levels cost a commit more time than they save it bytes
+_DELTA_LEVEL = 1  # the base does the work: measured, the same bytes as level 3 in half the time
+_NEAR_BYTES = 192 * 1024  # base and data together: up to here level 1 finds all of the base by itself
 _WINDOW_LOG_MIN = 10  # zstd's own bounds
 _WINDOW_LOG_MAX = 27
 _PREFIX_MIN_BYTES = 8  # zstd takes no shorter prefix; both sides then do without
 
+# Plain ints, looked up once: the enum would be asked at every commit.
+_COMPRESSION_LEVEL = int(zstd.CompressionParameter.compression_level)
+_WINDOW_LOG = int(zstd.CompressionParameter.window_log)
+_LONG_DISTANCE_MATCHING = int(zstd.CompressionParameter.enable_long_distance_matching)
+_READING = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG_MAX}
+
 HELD_MAX_BYTES = 64 * MIB  # versions kept to make deltas against: what one store may spend on it
+HELD_LEAVES_MAX = 4_096  # sessions one worker commits to in turn
 HELD_ENTRY_MAX_BYTES = CHECKPOINT_DELTA_MAX_BYTES  # larger versions are stored whole anyway
 
 
@@ -33,13 +42,10 @@ def delta(base: bytes, data: bytes) -> bytes:
     window_log = max(_WINDOW_LOG_MIN, (len(base) + len(data)).bit_length())
     if window_log > _WINDOW_LOG_MAX:
         raise ValueError("base and data are too large for a delta")
-    parameter = zstd.CompressionParameter
-    options: dict[int, int] = {
-        parameter.compression_level: _LEVEL,
-        parameter.window_log: window_log,
-        # Without it a base above 1 MiB is indexed only in part, and the delta grows to the size of a full frame.
-        parameter.enable_long_distance_matching: 1,
-    }
+    options = {_COMPRESSION_LEVEL: _DELTA_LEVEL, _WINDOW_LOG: window_log}
+    if len(base) + len(data) > _NEAR_BYTES:
+        # Without it a larger base is indexed only in part, and the delta grows to the size of a full frame.
+        options[_LONG_DISTANCE_MATCHING] = 1
     compressor = zstd.ZstdCompressor(options=options, zstd_dict=_prefix(base))
     compressor.set_pledged_input_size(len(data))
     return compressor.compress(data, compressor.FLUSH_FRAME)
@@ -53,17 +59,17 @@ def restore(frames: Sequence[bytes], *, sizes: Sequence[int]) -> bytes:
     """
     if not frames or len(frames) != len(sizes):
         raise ValueError(f"{len(frames)} frames and {len(sizes)} sizes do not make a chain")
-    data = _expand(frames[0], size=sizes[0], base=b"")
+    data = expand(frames[0], size=sizes[0], base=b"")
     for frame, size in zip(frames[1:], sizes[1:], strict=True):
-        data = _expand(frame, size=size, base=data)
+        data = expand(frame, size=size, base=data)
     return data
 
 
-def _expand(frame: bytes, *, size: int, base: bytes) -> bytes:
+def expand(frame: bytes, *, size: int, base: bytes) -> bytes:
+    """One version of a chain: `base` is the one before it, empty for a frame that stands alone. ValueError as in `restore`."""
     if not 0 <= size <= DEFAULT_LIMITS.component_bytes:
         raise ValueError(f"a version of {size} bytes is beyond the limit")
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
-    decompressor = zstd.ZstdDecompressor(zstd_dict=_prefix(base), options=options)
+    decompressor = zstd.ZstdDecompressor(zstd_dict=_prefix(base), options=_READING)
     try:
         # One byte more than expected: enough to see that there is more, too little to be hurt by it.
         data = decompressor.decompress(frame, max_length=size + 1)
@@ -79,36 +85,50 @@ def _prefix(base: bytes) -> tuple[zstd.ZstdDict, int] | None:
 
 
 class Held:
-    """The last versions this process saw, least recently used first to go. Safe between threads.
+    """The last versions and leaves this process saw, least recently used first to go. Safe between threads.
 
-    An entry may be stale: compare its digest with the stored one before making a delta against it.
+    An entry may be stale: compare its digest with the stored one before making a delta against it. A leaf is a guess.
     """
 
     def __init__(self, max_bytes: int = HELD_MAX_BYTES, entry_max_bytes: int = HELD_ENTRY_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._entry_max_bytes = min(entry_max_bytes, max_bytes)
-        self._entries: OrderedDict[tuple[str, str], tuple[bytes, bytes]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], tuple[bytes, bytes, int]] = OrderedDict()
+        self._leaves: OrderedDict[str, str] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, session_id: str, component: str) -> tuple[bytes, bytes] | None:
-        """Digest and bytes of the version last put, or None."""
+    def get(self, session_id: str, component: str) -> tuple[bytes, bytes, int] | None:
+        """Digest, bytes and place in its chain of the version last put, or None."""
         with self._lock:
             entry = self._entries.get((session_id, component))
             if entry is not None:
                 self._entries.move_to_end((session_id, component))
             return entry
 
-    def put(self, session_id: str, component: str, *, digest: bytes, data: bytes) -> None:
-        """Hold a version instead of the one before it. One that is too large only replaces."""
+    def put(self, session_id: str, component: str, *, digest: bytes, data: bytes, chain: int = 1) -> None:
+        """Hold a version instead of the one before it, the `chain`th since a full frame. One that is too large only replaces."""
         with self._lock:
             self._remove((session_id, component))
             if len(data) > self._entry_max_bytes:
                 return
-            self._entries[session_id, component] = (digest, data)
+            self._entries[session_id, component] = (digest, data, chain)
             self._bytes += len(data)
             while self._bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
+
+    def leaf(self, session_id: str) -> str | None:
+        """The leaf this process last left the session at, if it knows."""
+        return self._leaves.get(session_id)
+
+    def put_leaf(self, session_id: str, leaf_id: str | None) -> None:
+        """Remember where a commit left the session."""
+        with self._lock:
+            self._leaves.pop(session_id, None)
+            if leaf_id is not None:
+                self._leaves[session_id] = leaf_id
+            if len(self._leaves) > HELD_LEAVES_MAX:
+                self._leaves.popitem(last=False)
 
     def drop(self, session_id: str, component: str | None = None) -> None:
         """Forget one component of a session, or all of them."""

@@ -15,8 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from math import isfinite
 from typing import Any, NoReturn, cast
+
+import msgspec
 
 from lash_store.errors import Corrupt, LimitExceeded, Unstorable
 from lash_store.model.limits import COUNTER_MAX, DURATION_MAX_MS, INT_MAX, Limits
@@ -32,6 +36,9 @@ _KEY_SHOWN_CHARS = 64  # a path names the place; a longer key would bury it
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+_NONE = b"n" + bytes(8)
+_JOINED_MAX_BYTES = 64 * 1024  # up to here a copy costs less than a call of the hash for each part
 
 # The walk has bounded depth and refused cycles, NaN and foreign types; the writer need not look again.
 _WRITER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
@@ -157,8 +164,18 @@ class Encoder:
         raise LimitExceeded("json_bytes", maximum=self.limits.json_bytes, actual=f"at least {weight} bytes", path=path)
 
 
+def quick_decode(text: str) -> Any:
+    """The value of a JSON text, or ValueError: then `decode` knows better, because it also reads lone surrogates."""
+    try:
+        return msgspec.json.decode(text)
+    except (TypeError, RecursionError):
+        raise ValueError("not a text, or too deep") from None
+
+
 def decode(text: str, *, table: str, row: str) -> Any:
     """The value a stored JSON text stands for. Anything but JSON as `Encoder.json` writes it is `Corrupt`."""
+    with suppress(ValueError):
+        return quick_decode(text)
     try:
         return _READER.decode(text)
     except json.JSONDecodeError as error:
@@ -175,20 +192,37 @@ def canonical(value: Any) -> str:
 
 def digest(tag: str, *fields: bytes | str | int | None) -> bytes:
     """sha256 of a tag and typed fields, each with its length, so that no two different lists share an input."""
-    state = hashlib.sha256(_frame(b"t", tag.encode()))
-    for field in fields:
-        match field:
-            case None:
-                state.update(_frame(b"n", b""))
-            case str():
-                state.update(_frame(b"s", field.encode()))
-            case int():
-                state.update(_frame(b"i", b"%d" % field))
-            case _:
-                # Two updates: a component of many megabytes is not copied.
-                state.update(_frame(b"b", b"", length=len(field)))
-                state.update(field)
+    parts, size = _framed(fields)
+    state = hashlib.sha256(_tag(tag))
+    # Joined, small parts cost one call; a component of many megabytes is not copied.
+    for part in [b"".join(parts)] if size <= _JOINED_MAX_BYTES else parts:
+        state.update(part)
     return state.digest()
+
+
+def frames(tag: str | None, *fields: bytes | str | int | None) -> bytes:
+    """A part of what `digest` hashes, for a digest that the database completes: with the tag, or from a later field on."""
+    return b"".join([b"" if tag is None else _tag(tag), *_framed(fields)[0]])
+
+
+def _framed(fields: Iterable[bytes | str | int | None]) -> tuple[list[bytes], int]:
+    """Kind, length and bytes of each field, and how many bytes they are."""
+    parts: list[bytes] = []
+    size = 0
+    for field in fields:
+        if field is None:
+            parts.append(_NONE)
+            continue
+        if isinstance(field, str):
+            kind, data = b"s", field.encode()
+        elif isinstance(field, int):
+            kind, data = b"i", b"%d" % field
+        else:
+            kind, data = b"b", field
+        size += len(data)
+        parts.append(kind + len(data).to_bytes(8, "big"))
+        parts.append(data)
+    return parts, size
 
 
 def stable_hash(value: Any) -> str:
@@ -306,8 +340,10 @@ def _shown(value: int) -> int | str:
     return value if -INT_MAX <= value <= INT_MAX else f"an integer of {value.bit_length()} bits"
 
 
-def _frame(kind: bytes, data: bytes, *, length: int | None = None) -> bytes:
-    return kind + (len(data) if length is None else length).to_bytes(8, "big") + data
+@cache
+def _tag(tag: str) -> bytes:
+    data = tag.encode()
+    return b"t" + len(data).to_bytes(8, "big") + data
 
 
 def _finite(text: str) -> float:

@@ -14,6 +14,7 @@ StoreError
 │   ├── RegistrationConflict  this process, or this subscription's key, was registered with other content
 │   ├── ReplayConflict        this key was used with other content
 │   ├── OccurrenceConflict    this occurrence was recorded with other content
+│   ├── Diverged              a copy or import met a state that is not an earlier one of its own
 │   ├── NotGranted            the session holds no grant on the process
 │   ├── UndeclaredEvent       the process did not declare this event type
 │   ├── InvalidPayload        the payload does not fit the declared schema
@@ -250,6 +251,23 @@ class OccurrenceConflict(Refused):
             source_type=source_type,
             source_key=source_key,
             idempotency_key=idempotency_key,
+        )
+
+
+class Diverged(Refused):
+    """What the target of a copy or an import holds is neither equal to what comes, nor an earlier state of it."""
+
+    kind: str
+    id: str
+    why: str
+
+    def __init__(self, kind: str, id: str, *, why: str) -> None:
+        super().__init__(
+            f"{kind} {id!r} of the target is not an earlier state of what would replace it: {why}. Nothing of it was written. "
+            "Copy into a store nobody has worked in since it was copied, or into an empty one.",
+            kind=kind,
+            id=id,
+            why=why,
         )
 
 

@@ -24,7 +24,7 @@ from lash_store.encode import Encoder, mint
 from lash_store.errors import Refused
 from lash_store.model.limits import DEFAULT_LIMITS, SETTLED_KEY_RETENTION_MS
 from lash_store.ops.checkpoints import NeedsFullFrame
-from lash_store.ops.statement import ExecuteMany, Fetch, Ring, Statement
+from lash_store.ops.statement import ExecuteMany, Fetch, Ring, Shortcut, Statement
 from lash_store.payload_schema import Schemas
 from lash_store.store.registrations import Registrations
 from lash_store.store.runtime import AsyncRuntime
@@ -174,12 +174,12 @@ class Player:
             except StopIteration as stop:
                 return stop.value
             answer = None
-            if not isinstance(statement, Ring):
+            if not isinstance(statement, Ring | Shortcut):
                 await self._gate()
                 answer = await self._ask(statement)
 
     async def _ask(self, statement: Statement) -> Any:
-        assert not isinstance(statement, Ring)
+        assert not isinstance(statement, Ring | Shortcut)
         compiled = self._dialect.compile(statement.sql)
         if isinstance(statement, Fetch):
             return await self._connection.fetch(compiled.text, *compiled.arguments(statement.params))

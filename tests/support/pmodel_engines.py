@@ -61,11 +61,11 @@ class _Doors:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stores: tuple[AsyncStore, Store]) -> None:
         self._loop = loop
-        self._stores: tuple[Any, Any] = stores
+        self.stores: tuple[Any, Any] = stores
         self.before_call: Callable[[], None] = lambda: None
 
     def call(self, door: int, call: Call) -> Outcome:
-        return self.on_handle(self._stores[door], call)
+        return self.on_handle(self.stores[door], call)
 
     def on_handle(self, handle: Any, call: Call) -> Outcome:
         self.before_call()
@@ -78,7 +78,7 @@ class _Doors:
             return Outcome(error=error)
 
     def handle(self, door: int, session_id: str) -> Any:
-        return self._stores[door].session(session_id)
+        return self.stores[door].session(session_id)
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """Every raw row, read outside the store."""
@@ -91,8 +91,8 @@ class _Doors:
         raise NotImplementedError
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._stores[0].close())
-        self._stores[1].close()
+        self._loop.run_until_complete(self.stores[0].close())
+        self.stores[1].close()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
@@ -110,7 +110,7 @@ class SqliteEngine(_Doors):
         self._raw.set_busy_timeout(10_000)
 
     def set_clock(self, now_ms: int) -> None:
-        for store in self._stores:
+        for store in self.stores:
             store._runtime.driver.clock_offset_ms = StandingStill(now_ms)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:

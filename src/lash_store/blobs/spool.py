@@ -104,12 +104,12 @@ class _Filler:
         data = self.admit(chunk)
         self._state.update(data)
         self._byte_len += len(data)
-        with _typed():
+        with typed():
             self._file.write(data)
 
     def spool(self) -> Spool:
         # A full disk is found here, not by whoever reads the spool.
-        with _typed():
+        with typed():
             self._file.flush()
         self._taken = True
         return Spool(cast("BinaryIO", self._file), digest=self._state.hexdigest(), byte_len=self._byte_len)
@@ -153,7 +153,8 @@ def _check_size(size: int, maximum: int) -> None:
 
 
 @contextmanager
-def _typed() -> Generator[None]:
+def typed() -> Generator[None]:
+    """Failures of a temporary file in the store's terms."""
     try:
         yield
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from msgspec import Struct
 
 from lash_store.db.dialect import Dialect
-from lash_store.ops.statement import Execute, ExecuteMany, Fetch, Ring, Statement
+from lash_store.ops.statement import Execute, ExecuteMany, Fetch, Ring, Shortcut, Statement
 
 T = TypeVar("T")
 
@@ -62,8 +62,18 @@ class Running(Generic[T]):
         """The first statement, or None when the operation needs no database and `result` is set."""
         return self.send(None)
 
+    def start_with_shortcut(self) -> Query | Shortcut | None:
+        """The same for a driver that has functions to call."""
+        return self._next(None)
+
     def send(self, answer: object) -> Query | None:
-        """Answer the last statement; the next one, or None when `result` is set."""
+        """Answer the last statement; the next one, or None when `result` is set. A shortcut is not taken."""
+        statement = self._next(answer)
+        while isinstance(statement, Shortcut):
+            statement = self._next(None)
+        return statement
+
+    def _next(self, answer: object) -> Query | Shortcut | None:
         try:
             statement = self._generator.send(answer)
             while isinstance(statement, Ring):
@@ -96,6 +106,7 @@ class StatementClock:
     def __init__(self, hook: StatementHook | None, engine: str) -> None:
         self._hook = hook
         self._engine = engine
+        self.runs = hook is not None
 
     def start_ns(self) -> int:
         return 0 if self._hook is None else time.perf_counter_ns()

@@ -24,6 +24,7 @@ _log = logging.getLogger("lash_store")
 
 IDLE_MS = 10 * 60 * 1000  # an unused connection costs the server memory
 LIFETIME_MS = 30 * 60 * 1000  # a backend grows with what it caches, and a failed-over host must be left some time
+LATELY_MS = 1_000  # a connection in use cannot have died unnoticed for long
 CLOSE_MS = 5_000  # a polite goodbye; after it the socket is dropped
 
 
@@ -51,6 +52,7 @@ class Pool(Protocol):
 
     async def acquire(self) -> Connection: ...
     async def release(self, connection: Connection, *, broken: bool) -> None: ...
+    def was_used_lately(self, connection: Connection) -> bool: ...
     def forget_idle(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -80,6 +82,7 @@ class OwnPool:
         self._slots = asyncio.Semaphore(size)  # wakes its waiters in the order they came
         self._idle: deque[_Idle] = deque()
         self._born: dict[Connection, float] = {}
+        self._used: dict[Connection, float] = {}  # when it last answered
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -115,7 +118,7 @@ class OwnPool:
 
     async def _open(self) -> Connection:
         connection = await self._connect()
-        self._born[connection] = self._clock()
+        self._born[connection] = self._used[connection] = self._clock()
         return connection
 
     async def release(self, connection: Connection, *, broken: bool) -> None:
@@ -123,7 +126,8 @@ class OwnPool:
         if broken or self._closed:
             self._drop(connection)
         else:
-            self._idle.append(_Idle(connection, self._clock()))
+            self._used[connection] = now = self._clock()
+            self._idle.append(_Idle(connection, now))
             self._schedule_reaping()
         self._slots.release()
 
@@ -152,6 +156,10 @@ class OwnPool:
         if self._idle:
             self._schedule_reaping()
 
+    def was_used_lately(self, connection: Connection) -> bool:
+        """Whether the connection answered within the last second."""
+        return self._clock() - self._used[connection] < LATELY_MS / 1000
+
     def forget_idle(self) -> None:
         """Close every idle connection: the server went away, and they went with it."""
         while self._idle:
@@ -159,10 +167,11 @@ class OwnPool:
 
     def _drop(self, connection: Connection) -> None:
         self._born.pop(connection, None)
+        self._used.pop(connection, None)
         connection.terminate()
 
     def _retire(self, connection: Connection) -> None:
-        del self._born[connection]
+        del self._born[connection], self._used[connection]
         task = asyncio.get_running_loop().create_task(_goodbye(connection))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
@@ -219,6 +228,10 @@ class BorrowedPool:
         except DATABASE_ERRORS:
             # The reset of the caller's pool failed and it dropped the connection; what was committed stays committed.
             _log.warning("a connection could not be returned to the given pool", exc_info=True)
+
+    def was_used_lately(self, connection: Connection) -> bool:
+        """Unknown: it is the caller's."""
+        return False
 
     def forget_idle(self) -> None:
         """Its owner's pool finds dead connections by itself."""

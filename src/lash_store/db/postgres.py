@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, LiteralString, TypeVar, cast
 
@@ -23,7 +23,8 @@ from lash_store.db.postgres_session import Session, Shared
 from lash_store.db.postgres_transaction import PostgresTransaction
 from lash_store.db.scripts import function_text
 from lash_store.errors import InvalidArgument, Misuse, StoreError, Unavailable
-from lash_store.ops.statement import Op, Ring, execute
+from lash_store.model.maintenance import BackupReport
+from lash_store.ops.statement import Fetch, Op, Ring, Shortcut, execute
 
 T = TypeVar("T")
 _log = logging.getLogger("lash_store")
@@ -51,6 +52,10 @@ class Timeouts(Struct, frozen=True):
     statement_ms: int = STATEMENT_MS
     idle_in_transaction_ms: int = IDLE_IN_TRANSACTION_MS
 
+    def connection(self) -> dict[str, str]:
+        """Everything a connection of our own is opened with: also what BEGIN would say, for what runs without one."""
+        return self.settings() | {"default_transaction_isolation": "read committed", "default_transaction_read_only": "off"}
+
     def settings(self) -> dict[str, str]:
         """As settings of a connection."""
         return {
@@ -70,8 +75,13 @@ UNBOUNDED = Timeouts(0, 0, 0)  # a migration takes as long as the data demands
 class PostgresDriver:
     """Operations on one schema of one database."""
 
-    def __init__(self, pool: Pool, shared: Shared, *, ring: RingHook | None, begin: dict[Mode, str]) -> None:
+    path: str | None = None  # no file that the client could see
+
+    shortcuts = True  # false sends every operation the long way, statement by statement: for tests that compare the two
+
+    def __init__(self, pool: Pool, shared: Shared, *, ring: RingHook | None, begin: dict[Mode, str], alone: bool) -> None:
         self.dialect = shared.dialect
+        self._alone = alone  # whether a function may be a transaction of its own, with the connection's settings
         self._pool = pool
         self._shared = shared
         self._ring = ring
@@ -103,7 +113,7 @@ class PostgresDriver:
         if pool is None:
             source = _own_pool(url, timeouts, pool_size, acquire_ms, pooler=pooler)
         begin = {mode: timeouts.begin(mode) for mode in Mode} if pooler else BEGIN
-        driver = cls(source, shared, ring=ring, begin=begin)
+        driver = cls(source, shared, ring=ring, begin=begin, alone=pool is None and not pooler)
         await driver._look()
         return driver
 
@@ -129,30 +139,57 @@ class PostgresDriver:
 
     async def _attempt(self, call: Call[T], mode: Mode, heard: list[Failure], *, unbounded: bool) -> T:
         running = Running(call)
-        statement = running.start()
+        statement = running.start_with_shortcut()
         if statement is not None:
             try:
-                await self._in_transaction(running, statement, mode, heard, unbounded=unbounded)
+                await self._on_connection(running, statement, mode, heard, unbounded=unbounded)
             finally:
                 running.close()
         self.deliver(running.rings)
         return running.result
 
-    async def _in_transaction(
-        self, running: Running[Any], statement: Query, mode: Mode, heard: list[Failure], *, unbounded: bool
+    async def _on_connection(
+        self, running: Running[Any], statement: Query | Shortcut, mode: Mode, heard: list[Failure], *, unbounded: bool
     ) -> None:
         connection = await self._pool.acquire()
         session = Session(connection, self._shared, timeout_s=None if unbounded else self._shared.timeout_s)
         try:
-            await session.control(UNBOUNDED.begin(mode) if unbounded else self._begin[mode])
-            await session.run(running, statement)
+            if isinstance(statement, Shortcut) and self._may_publish(connection):
+                following = running.send(await session.publish(running, statement))
+                if following is None:
+                    return
+                statement = following
+            if isinstance(statement, Fetch) and statement.alone and self._alone and not unbounded:
+                await session.run_alone(running, statement)
+                return
+            await self._in_transaction(
+                session, running, statement, UNBOUNDED.begin(mode) if unbounded else self._begin[mode], mode
+            )
+        finally:
+            heard.extend([session.failure] if session.failure else [])
+            await self._pool.release(connection, broken=session.broken)
+
+    def _may_publish(self, connection: Connection) -> bool:
+        # A connection that rested may have died unnoticed. A BEGIN finds out while nothing is at stake.
+        return self.shortcuts and self._alone and self._pool.was_used_lately(connection)
+
+    async def _in_transaction(
+        self, session: Session, running: Running[Any], statement: Query | Shortcut, begin: str, mode: Mode
+    ) -> None:
+        try:
+            await session.control(begin)
+            if isinstance(statement, Shortcut):
+                rows = await session.call(running, statement) if self.shortcuts else None
+                if rows is None and self.shortcuts:
+                    await session.restart(begin)
+                following = running.send(rows)
+            else:
+                following = statement
+            await session.run(running, following)
             await (session.commit() if mode is Mode.WRITE else session.end("COMMIT"))
         except BaseException:
             await session.end_surely()
             raise
-        finally:
-            heard.extend([session.failure] if session.failure else [])
-            await self._pool.release(connection, broken=session.broken)
 
     async def begin(self, max_ms: int, connection: Connection | None = None) -> PostgresTransaction:
         """An interactive transaction of at most `max_ms`, on a connection of the pool or on the caller's own.
@@ -200,6 +237,14 @@ class PostgresDriver:
         """Shift the database's clock of this schema. For tests: every store on the schema sees it."""
         await self.run(partial(shift_clock, ms), Mode.WRITE)
 
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> BackupReport:
+        """Refused: PostgreSQL has its own tools, which know what a client cannot."""
+        message = (
+            "PostgreSQL is backed up with its own tools: `pg_dump --format=custom --schema="
+            f"{self.dialect.schema}` for the store alone, `pg_basebackup` with WAL archiving for the whole cluster."
+        )
+        raise Misuse("backup", message)
+
     async def close(self) -> None:
         """Close our connections, after those that are in use came back. A caller's pool stays open."""
         await self._pool.close()
@@ -225,7 +270,7 @@ def _own_pool(url: str | None, timeouts: Timeouts, size: int, acquire_ms: int, *
         # Prepared statements and settings would land on whichever server connection comes next.
         options |= {"statement_cache_size": 0}
     else:
-        options |= {"statement_cache_size": STATEMENT_CACHE, "server_settings": timeouts.settings()}
+        options |= {"statement_cache_size": STATEMENT_CACHE, "server_settings": timeouts.connection()}
     return OwnPool(partial(connect, dsn, options), size=size, acquire_ms=acquire_ms)
 
 

@@ -21,6 +21,7 @@ DATABASE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Intern
 
 _SCHEMA = {"42P01", "3F000", "42703", "42883"}
 _FOREIGN = {"42P07", "42710"}
+_DECLINED = {"LS000", "23505"}
 _UNPREPARED = {"26000", "42P05"}
 _LOST = {"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25006"}
 _BY_STATE: dict[str, tuple[Callable[[str], StoreError], int]] = {
@@ -115,6 +116,11 @@ def is_clients(error: BaseException, *, gone: bool) -> bool:
 def is_certain(error: BaseException) -> bool:
     """Whether an error at COMMIT says that nothing was committed: only the server's plain ERROR does."""
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "severity_en", None) == "ERROR"
+
+
+def is_declined(error: BaseException) -> bool:
+    """Whether a function of ours met a case it was not written for: it says so itself, or a unique index does."""
+    return isinstance(error, asyncpg.PostgresError) and state_of(error) in _DECLINED
 
 
 def is_ours(error: BaseException, *, gone: bool) -> bool:

@@ -11,9 +11,9 @@ from msgspec import Struct
 from lash_store.db.dialect import PostgresDialect
 from lash_store.db.driver import Query, Running, StatementClock
 from lash_store.db.pool import Connection, is_gone
-from lash_store.db.postgres_errors import DATABASE_ERRORS, Failure, Versions, is_certain, understand
+from lash_store.db.postgres_errors import DATABASE_ERRORS, Failure, Versions, is_certain, is_clients, is_declined, understand
 from lash_store.errors import Busy, Disconnected
-from lash_store.ops.statement import ExecuteMany, Fetch
+from lash_store.ops.statement import ExecuteMany, Fetch, Shortcut
 
 T = TypeVar("T")
 
@@ -43,18 +43,25 @@ class Session:
     async def run(self, running: Running[T], statement: Query | None) -> T:
         """Step through an operation from its first statement to its result."""
         while statement is not None:
-            started_ns = self._shared.clock.start_ns()
-            try:
-                answer = await self._ask(statement)
-            except DATABASE_ERRORS as error:
-                failure = self.note(error)
-            else:
-                self._shared.clock.stop(running.operation, statement.sql, answer, started_ns)
-                statement = running.send(answer)
-                continue
-            # Outside of the handler: the original error, which may quote values, is not part of ours.
-            running.fail(failure.error)
+            statement = running.send(await self._answer(running, statement))
         return running.result
+
+    async def run_alone(self, running: Running[Any], statement: Query) -> None:
+        """Run the only statement of an operation, without a transaction around it."""
+        following = running.send(await self._answer(running, statement))
+        assert following is None, f"{running.operation} has more statements than the one that was to be alone"
+
+    async def _answer(self, running: Running[Any], statement: Query) -> list[Any] | int:
+        started_ns = self._shared.clock.start_ns()
+        try:
+            answer = await self._ask(statement)
+        except DATABASE_ERRORS as error:
+            failure = self.note(error)
+        else:
+            self._shared.clock.stop(running.operation, statement.sql, answer, started_ns)
+            return answer
+        # Outside of the handler: the original error, which may quote values, is not part of ours.
+        return running.fail(failure.error)
 
     async def _ask(self, statement: Query) -> list[Any] | int:
         compiled = self._shared.dialect.compile(statement.sql)
@@ -65,6 +72,47 @@ class Session:
         else:
             arguments = compiled.arguments(statement.params)
         return changed_rows(await self.connection.execute(compiled.text, *arguments, timeout=self.remaining_s()))
+
+    async def publish(self, running: Running[T], shortcut: Shortcut) -> list[Any] | None:
+        """Call a function that is a transaction of its own: its rows, or None if it declined and wrote nothing.
+
+        As with a COMMIT, an answer that does not come leaves the outcome unknown, and the connection unusable.
+        """
+        self.broken = True
+        try:
+            rows = await self._call(running, shortcut)
+        except DATABASE_ERRORS as error:
+            if is_declined(error):
+                self.broken = False
+                return None
+            gone = is_gone(self.connection)
+            failure = understand(error, self._shared.versions, gone=gone)
+            certain = is_certain(error) or is_clients(error, gone=gone)
+        else:
+            self.broken = False
+            return rows or None
+        self.broken = not certain
+        return self._refuse_commit(failure, certain=certain)
+
+    async def call(self, running: Running[T], shortcut: Shortcut) -> list[Any] | None:
+        """The same inside an open transaction, which a function that declined after its first write leaves unusable."""
+        try:
+            rows = await self._call(running, shortcut)
+        except DATABASE_ERRORS as error:
+            if is_declined(error):
+                return None
+            failure = self.note(error)
+        else:
+            return rows or None
+        return running.fail(failure.error)
+
+    async def _call(self, running: Running[T], shortcut: Shortcut) -> list[Any]:
+        arguments = shortcut.arguments()
+        text = self._shared.dialect.function_call(shortcut.function, len(arguments))
+        started_ns = self._shared.clock.start_ns()
+        rows = await self.connection.fetch(text, *arguments, timeout=self.remaining_s())
+        self._shared.clock.stop(running.operation, shortcut.function, rows, started_ns)
+        return rows
 
     async def control(self, sql: str) -> str:
         """Run a statement that is ours and no operation's: BEGIN, SAVEPOINT, RELEASE."""
@@ -106,6 +154,11 @@ class Session:
             self.failure = failure
             raise failure.error
         raise Disconnected("the connection was lost while the transaction was committing")
+
+    async def restart(self, begin: str) -> None:
+        """A fresh transaction in the place of one that wrote nothing, or failed."""
+        await self.control("ROLLBACK")
+        await self.control(begin)
 
     async def end(self, sql: str = "ROLLBACK") -> None:
         """End without publishing. A connection that cannot even do that is broken, and the server ends it by itself."""

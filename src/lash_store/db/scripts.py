@@ -10,7 +10,7 @@ from msgspec import Struct
 
 _NAME = re.compile(r"(?P<number>\d{4})_\w+\.sql")
 _COMPATIBLE = re.compile(r"^-- compatible_from: (?P<version>\d+)$", re.MULTILINE)
-_PIECE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|\$\$.*?\$\$|;", re.DOTALL)
+_PIECE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<quote>\$\w*\$).*?(?P=quote)|;", re.DOTALL)
 
 
 class Step(Struct, frozen=True):
@@ -43,9 +43,15 @@ def library_version() -> int:
 
 @cache
 def functions() -> tuple[str, ...]:
-    """PostgreSQL's functions, one statement each."""
-    names = sorted(file.name for file in files("lash_store.db").joinpath("functions").iterdir() if file.name.endswith(".sql"))
-    return tuple(_text("functions", name) for name in names)
+    """PostgreSQL's functions, one statement each; those the others are made of come first."""
+    return tuple(map(function_text, function_names()))
+
+
+@cache
+def function_names() -> tuple[str, ...]:
+    """What they are called, in the same order: each is in a file of its name."""
+    found = (file.name for file in files("lash_store.db").joinpath("functions").iterdir() if file.name.endswith(".sql"))
+    return tuple(sorted((name.removesuffix(".sql") for name in found), key=lambda name: (not name.startswith("frame_"), name)))
 
 
 def function_text(name: str) -> str:

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from lash_store.db.dialect import SQLITE_PREFIX, TABLES, Dialect
 from lash_store.db.migrate import META, look
-from lash_store.db.scripts import library_version, steps
-from lash_store.ops.statement import Op, Row, fetch, fetch_one
+from lash_store.db.scripts import function_names, library_version, steps
+from lash_store.ops.statement import Op, Row, fetch
 
 
 class Column(Struct, frozen=True):
@@ -201,15 +201,16 @@ def _read_sqlite(_: Dialect) -> Op[Shape]:
     return _assemble([row for row in columns if row[0] in ours], [row for row in indexes if row[0] in ours], prefix=SQLITE_PREFIX)
 
 
-def _missing_clock(dialect: Dialect) -> Op[tuple[str, ...]]:
-    row = yield from fetch_one(
+def _missing_functions(dialect: Dialect) -> Op[tuple[str, ...]]:
+    rows = yield from fetch(
         """
-        SELECT 1 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-        WHERE n.nspname = CAST(:schema AS TEXT) AND p.proname = 'now_ms' AND p.pronargs = 0
+        SELECT p.proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = CAST(:schema AS TEXT)
         """,
         schema=dialect.schema,
     )
-    return () if row is not None else ("function now_ms() is missing",)
+    there = {row[0] for row in rows}
+    return tuple(f"function {name}() is missing" for name in function_names() if name not in there)
 
 
 def _none_missing(_: Dialect) -> Op[tuple[str, ...]]:
@@ -218,4 +219,7 @@ def _none_missing(_: Dialect) -> Op[tuple[str, ...]]:
 
 
 _READ: dict[str, Callable[[Dialect], Op[Shape]]] = {"postgresql": _read_postgres, "sqlite": _read_sqlite}
-_MISSING_FUNCTIONS: dict[str, Callable[[Dialect], Op[tuple[str, ...]]]] = {"postgresql": _missing_clock, "sqlite": _none_missing}
+_MISSING_FUNCTIONS: dict[str, Callable[[Dialect], Op[tuple[str, ...]]]] = {
+    "postgresql": _missing_functions,
+    "sqlite": _none_missing,
+}

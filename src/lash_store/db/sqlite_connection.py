@@ -20,7 +20,7 @@ from msgspec import Struct
 from lash_store.db.dialect import Dialect
 from lash_store.db.driver import Call, Query, Running, StatementClock, StatementHook
 from lash_store.db.sqlite_errors import NO_ROOM, VOIDING, Versions, translate, translate_ours
-from lash_store.errors import InvalidArgument, Misuse, NotPermitted, StorageFull, Unavailable
+from lash_store.errors import InvalidArgument, Misuse, NotFound, NotPermitted, StorageFull, Unavailable
 from lash_store.ops.statement import Execute, Fetch
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ class Settings(Struct, frozen=True):
     busy_ms: int
     clock: Clock
     versions: Versions
+    read_only: bool = False
 
 
 class Engine:
@@ -127,26 +128,24 @@ class Engine:
         self.connection.close()
 
     def _answer(self, operation: str, statement: Query) -> list[tuple[Any, ...]] | int:
+        if not self._clock.runs:
+            return self._ask(statement)
         started_ns = self._clock.start_ns()
-        if isinstance(statement, Fetch):
-            answer = self._fetch(statement)
-        elif isinstance(statement, Execute):
-            answer = self._execute(statement)
-        else:
-            compiled = self._dialect.compile(statement.sql)
-            answer = self._execute_many(compiled.text, list(compiled.each(statement.rows, statement.params)))
+        answer = self._ask(statement)
         self._clock.stop(operation, statement.sql, answer, started_ns)
         return answer
 
-    def _fetch(self, statement: Fetch) -> list[tuple[Any, ...]]:
+    def _ask(self, statement: Query) -> list[tuple[Any, ...]] | int:
         compiled = self._dialect.compile(statement.sql)
-        return self._cursor.execute(compiled.text, compiled.json_arguments(statement.params)).fetchall()
+        if isinstance(statement, Fetch):
+            return self._cursor.execute(compiled.text, compiled.json_arguments(statement.params)).fetchall()
+        if isinstance(statement, Execute):
+            return self._execute(compiled.text, compiled.json_arguments(statement.params))
+        return self._execute_many(compiled.text, compiled.each(statement.rows, statement.params))
 
-    def _execute(self, statement: Execute) -> int:
-        compiled = self._dialect.compile(statement.sql)
-        arguments = compiled.json_arguments(statement.params)
+    def _execute(self, text: str, arguments: list[Any]) -> int:
         before = self.connection.total_changes()
-        self._cursor.execute(compiled.text, arguments).fetchall()
+        self._cursor.execute(text, arguments).fetchall()
         self.bytes_bound += _weight(arguments)
         # changes() keeps the count of an earlier statement when this one was none that changes rows.
         return self.connection.changes() if self.connection.total_changes() != before else 0
@@ -165,8 +164,11 @@ class Engine:
         return apsw.SQLITE_OK
 
 
+_SIZED = frozenset[type]({str, bytes})
+
+
 def _weight(arguments: list[Any]) -> int:
-    return sum(len(value) for value in arguments if isinstance(value, str | bytes))
+    return sum([len(value) for value in arguments if value.__class__ in _SIZED])
 
 
 def connect(settings: Settings, *, reader: bool) -> apsw.Connection:
@@ -205,6 +207,8 @@ def pause() -> None:
 
 def _flags(settings: Settings) -> int:
     # Without CREATE, SQLite cannot make the file itself with a mode that follows the umask.
+    if settings.read_only:
+        return apsw.SQLITE_OPEN_READONLY
     return apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if settings.path == IN_MEMORY else 0)
 
 
@@ -213,8 +217,11 @@ def _configure(connection: apsw.Connection, settings: Settings) -> None:
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 1)
-    connection.pragma("page_size", PAGE_BYTES)
-    if settings.path != IN_MEMORY:
+    # This SQLite is built with STAT4, which plans a cached statement anew whenever a value in its WHERE is bound again.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    if not settings.read_only:
+        connection.pragma("page_size", PAGE_BYTES)
+    if settings.path != IN_MEMORY and not settings.read_only:
         _configure_wal(connection, settings)
     connection.create_scalar_function("lash_now_ms", settings.clock.now_ms, 0)
 
@@ -259,6 +266,15 @@ def create_file(path: Path) -> str:
             os.fchmod(descriptor, 0o600)
         finally:
             os.close(descriptor)
+    return real
+
+
+def existing_file(path: Path) -> str:
+    """The real path of a file that must exist already. It is never opened here, as in `create_file`."""
+    real = os.path.realpath(path)
+    _check_not_inherited(real)
+    if not Path(real).is_file():
+        raise NotFound("database file", str(path))
     return real
 
 

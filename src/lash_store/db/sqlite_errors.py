@@ -68,6 +68,10 @@ def _corrupt(code: str) -> StoreError:
     return Corrupt("database file", "unknown", f"SQLite reports {code}")
 
 
+def _no_database(code: str) -> StoreError:
+    return Corrupt("database file", "unknown", f"it is no SQLite database, or its beginning is damaged ({code})")
+
+
 def _forbidden(code: str) -> StoreError:
     return NotPermitted(f"to write the database file ({code})")
 
@@ -81,7 +85,8 @@ _MEANINGS: tuple[tuple[tuple[type[apsw.Error], ...], Callable[[str], StoreError]
     ((apsw.BusyError, apsw.LockedError, apsw.ProtocolError), _busy),
     ((apsw.FullError,), lambda code: StorageFull(f"SQLite reports {code}")),
     ((apsw.IOError, apsw.CantOpenError, apsw.NoMemError, apsw.InterruptError), _unavailable),
-    ((apsw.CorruptError, apsw.NotADBError), _corrupt),
+    ((apsw.CorruptError,), _corrupt),
+    ((apsw.NotADBError,), _no_database),
     ((apsw.ReadOnlyError, apsw.PermissionsError), _forbidden),
     ((apsw.AuthError,), _refused_sql),
 )

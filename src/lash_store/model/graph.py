@@ -96,3 +96,34 @@ class BranchPage(Struct, frozen=True, kw_only=True):
 
     branches: tuple[Branch, ...]
     cursor: str | None
+
+
+class RunNode(Struct, frozen=True, kw_only=True):
+    """A live node and its distance from its root."""
+
+    depth: int
+    node: Node
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """Nodes in one line: the first child of a node goes on with its run, any other child begins a new one.
+
+    `nodes` has the live ones of both ends, by depth. A run goes on from node `parent_id` of run `parent`, which has a lower
+    number; a root's has none. `hidden_count` are tombstoned.
+    """
+
+    number: int
+    parent: int | None
+    parent_id: str | None
+    first_depth: int
+    tip_depth: int
+    node_count: int
+    hidden_count: int
+    nodes: tuple[RunNode, ...]
+
+
+class RunPage(Struct, frozen=True, kw_only=True):
+    """A page of runs by number; pass `cursor` on for the next one, None at the end."""
+
+    runs: tuple[Run, ...]
+    cursor: str | None

@@ -45,6 +45,15 @@ class Frame(Struct, frozen=True, kw_only=True):
     created_ms: int | None = None
 
 
+class Component(Struct, frozen=True, kw_only=True):
+    """A component of the checkpoint without its bytes: how many there are, their sha256, and the revision that wrote them."""
+
+    name: str
+    size: int
+    digest: str
+    revision: int
+
+
 class Snapshot(Struct, frozen=True, kw_only=True):
     """One consistent look at a session: everything in it is of the same revision."""
 

@@ -11,18 +11,24 @@ from msgspec import Struct
 from lash_store import delta
 from lash_store.encode import digest
 from lash_store.errors import Corrupt
+from lash_store.model import session as model
 from lash_store.model.limits import CHECKPOINT_CHAIN_MAX, CHECKPOINT_DELTA_MAX_BYTES
-from lash_store.ops.statement import Op, execute_many, fetch
+from lash_store.ops.heads import look_session
+from lash_store.ops.statement import Op, Row, execute_many, fetch
 
 
 class PreparedComponent(Struct, frozen=True, kw_only=True):
-    """A component of a commit, compressed before any SQL. No digest: it is removed. A base: its frame is a delta."""
+    """A component of a commit, compressed before any SQL. No digest: it is removed. A base: its frame is a delta.
+
+    `chain` is its place since the last full frame, as far as this process knows.
+    """
 
     component: str
     digest: bytes | None
     size: int = 0
     frame: bytes | None = None
     base_digest: bytes | None = None
+    chain: int = 1
 
 
 class Component(Struct, frozen=True):
@@ -52,24 +58,38 @@ class NeedsFullFrame(Exception):
 
 
 def prepare(
-    session_id: str, checkpoint: Mapping[str, bytes | None], held: delta.Held, *, full: bool
+    session_id: str,
+    checkpoint: Mapping[str, bytes | None],
+    held: delta.Held,
+    *,
+    full: bool,
+    digests: Mapping[str, bytes] | None = None,
 ) -> tuple[PreparedComponent, ...]:
-    """Hash and compress the components: a delta where this process holds the previous bytes, else a full frame."""
-    return tuple(_prepared(session_id, name, data, None if full else held) for name, data in sorted(checkpoint.items()))
+    """Hash and compress the components: a delta where this process holds the previous bytes, else a full frame.
+
+    `digests` are the sha256 of the components, when the caller has them already.
+    """
+    known, bases = digests or {}, None if full else held
+    return tuple(
+        PreparedComponent(component=name, digest=None)
+        if data is None
+        else _prepared(session_id, name, data, known.get(name) or hashlib.sha256(data).digest(), bases)
+        for name, data in sorted(checkpoint.items())
+    )
 
 
-def _prepared(session_id: str, name: str, data: bytes | None, held: delta.Held | None) -> PreparedComponent:
-    if data is None:
-        return PreparedComponent(component=name, digest=None)
-    content = hashlib.sha256(data).digest()
+def _prepared(session_id: str, name: str, data: bytes, content: bytes, held: delta.Held | None) -> PreparedComponent:
     base = None if held is None or len(data) > CHECKPOINT_DELTA_MAX_BYTES else held.get(session_id, name)
-    if base is None:
-        return PreparedComponent(component=name, digest=content, size=len(data), frame=delta.full(data))
-    base_digest, base_data = base
+    base_digest, base_data, chain = base or (None, b"", 0)
     if base_digest == content:
-        return PreparedComponent(component=name, digest=content, size=len(data), frame=None, base_digest=base_digest)
+        return PreparedComponent(component=name, digest=content, size=len(data), base_digest=base_digest, chain=chain)
+    # The chain that is held may be full: then the commit would be refused, and come back with a full frame anyway.
+    if base_digest is None or chain >= CHECKPOINT_CHAIN_MAX:
+        return PreparedComponent(component=name, digest=content, size=len(data), frame=delta.full(data))
     frame = delta.delta(base_data, data)
-    return PreparedComponent(component=name, digest=content, size=len(data), frame=frame, base_digest=base_digest)
+    return PreparedComponent(
+        component=name, digest=content, size=len(data), frame=frame, base_digest=base_digest, chain=chain + 1
+    )
 
 
 def components(session_id: str, named: Sequence[str]) -> Op[dict[str, Component]]:
@@ -171,20 +191,29 @@ def write_versions(session_id: str, versions: Sequence[Version], after: Mapping[
     )
 
 
-def chains(session_id: str) -> Op[list[Version]]:
-    """The frames a load of the current checkpoint needs: of each component, its full frame and the deltas after it."""
-    rows = yield from fetch(
-        """
-        SELECT v.component, v.revision, v.full_revision, v.base_revision, v.digest, v.size, v.frame
-        FROM {components} c
-        JOIN {versions} v ON v.session_id = c.session_id AND v.component = c.component
-                         AND v.revision >= c.full_revision AND v.revision <= c.revision
-        WHERE c.session_id = :session_id AND c.digest IS NOT NULL
-        ORDER BY v.component, v.revision
-        """,
-        session_id=session_id,
+def listed(session_id: str, incarnation: int | None = None) -> Op[list[Row]]:
+    """Name, size, digest and revision of every component the checkpoint has, without its frames."""
+    yield from look_session(session_id, incarnation)
+    return (
+        yield from fetch(
+            """
+            SELECT c.component, v.size, c.digest, c.revision
+            FROM {components} c
+            LEFT JOIN {versions} v ON v.session_id = c.session_id AND v.component = c.component AND v.revision = c.revision
+            WHERE c.session_id = :session_id AND c.digest IS NOT NULL
+            ORDER BY c.component
+            """,
+            session_id=session_id,
+        )
     )
-    return [Version(*row) for row in rows]
+
+
+def component(session_id: str, row: Row) -> model.Component:
+    """A component as callers see it; one whose version is gone is not one without bytes."""
+    name, size, content, revision = row
+    if size is None:
+        raise Corrupt("versions", f"{session_id!r}/{name!r}@{revision}", "the row is missing")
+    return model.Component(name=name, size=size, digest=bytes(content).hex(), revision=revision)
 
 
 def chains_at(session_id: str, revision: int) -> Op[list[Version]]:
@@ -192,15 +221,18 @@ def chains_at(session_id: str, revision: int) -> Op[list[Version]]:
     rows = yield from fetch(
         """
         SELECT v.component, v.revision, v.full_revision, v.base_revision, v.digest, v.size, v.frame
-        FROM (SELECT c.component, (SELECT MAX(x.revision) FROM {versions} x
-                                   WHERE x.session_id = c.session_id AND x.component = c.component
-                                     AND x.revision <= :revision) AS revision
-              FROM {components} c
-              WHERE c.session_id = :session_id) AS latest
-        JOIN {versions} l ON l.session_id = :session_id AND l.component = latest.component AND l.revision = latest.revision
-        JOIN {versions} v ON v.session_id = l.session_id AND v.component = l.component
-                         AND v.revision >= l.full_revision AND v.revision <= l.revision
-        WHERE l.digest IS NOT NULL
+        FROM (SELECT l.component, l.full_revision, l.revision
+              FROM (SELECT c.component, (SELECT MAX(x.revision) FROM {versions} x
+                                         WHERE x.session_id = c.session_id AND x.component = c.component
+                                           AND x.revision <= :revision) AS revision
+                    FROM {components} c
+                    WHERE c.session_id = :session_id) AS latest
+              CROSS JOIN {lookup}{versions} l
+              WHERE l.session_id = :session_id AND l.component = latest.component AND l.revision = latest.revision
+                AND l.digest IS NOT NULL {end_lookup:l}) AS newest
+        CROSS JOIN {lookup}{versions} v
+        WHERE v.session_id = :session_id AND v.component = newest.component AND v.revision >= newest.full_revision
+          AND v.revision <= newest.revision {end_lookup:v}
         ORDER BY v.component, v.revision
         """,
         session_id=session_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -209,13 +210,13 @@ def _claim_of_token(session_id: str, token: str) -> Op[Claimed | None]:
                claim_id, owner, claimed_ms
         FROM {batches}
         WHERE session_id = :session_id AND token = :token
-        ORDER BY enqueue_seq
         """,
         session_id=session_id,
         token=token,
     )
     if not rows:
         return None
+    rows = sorted(rows, key=itemgetter(1))  # here: an ORDER BY would tempt SQLite to read the whole inbox in order
     first = rows[0]
     return Claimed(
         session_id=session_id,
@@ -272,21 +273,32 @@ def _exhausted(row: StoredBatch) -> bool:
 
 
 def _ready(session_id: str, limit: int, now_ms: int) -> Op[list[StoredBatch]]:
+    """What can be claimed now, in order: batches nobody holds, and those whose lease has passed. Held ones are not read."""
     rows = yield from fetch(
         """
-        SELECT session_id, enqueue_seq, batch_id, source_key, delivery, slot, merge_key, payloads, digest, intent, available_ms,
-               enqueued_ms, attempts, max_attempts, fence, parked_ms, parked_reason, token, expires_ms
-        FROM {batches}
-        WHERE session_id = :session_id AND parked_ms IS NULL AND available_ms <= :now_ms
-          AND (token IS NULL OR expires_ms <= :now_ms)
-        ORDER BY enqueue_seq
-        LIMIT :limit
+        SELECT o.session_id, o.enqueue_seq, o.batch_id, o.source_key, o.delivery, o.slot, o.merge_key, o.payloads, o.digest,
+               o.intent, o.available_ms, o.enqueued_ms, o.attempts, o.max_attempts, o.fence, o.parked_ms, o.parked_reason,
+               o.token, o.expires_ms
+        FROM (SELECT b.session_id, b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads,
+                     b.digest, b.intent, b.available_ms, b.enqueued_ms, b.attempts, b.max_attempts, b.fence, b.parked_ms,
+                     b.parked_reason, b.token, b.expires_ms
+              FROM {batches} b
+              WHERE b.session_id = :session_id AND b.parked_ms IS NULL AND b.token IS NULL AND +b.available_ms <= :now_ms
+              ORDER BY b.enqueue_seq
+              LIMIT :limit) AS o
+        UNION ALL
+        SELECT b.session_id, b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads, b.digest,
+               b.intent, b.available_ms, b.enqueued_ms, b.attempts, b.max_attempts, b.fence, b.parked_ms, b.parked_reason,
+               b.token, b.expires_ms
+        FROM {batches} b
+        WHERE b.session_id = :session_id AND b.token IS NOT NULL AND b.expires_ms <= :now_ms AND b.parked_ms IS NULL
+          AND b.available_ms <= :now_ms
         """,
         session_id=session_id,
         now_ms=now_ms,
         limit=limit,
     )
-    return [StoredBatch(*row) for row in rows]
+    return sorted((StoredBatch(*row) for row in rows), key=attrgetter("enqueue_seq"))[:limit]
 
 
 def _park_exhausted(session_id: str, now_ms: int) -> Op[None]:
@@ -381,8 +393,7 @@ def settle_rows(session_id: str, rows: Sequence[StoredBatch], now_ms: int) -> Op
         """
         DELETE FROM {batches}
         WHERE session_id = :session_id
-          AND EXISTS (SELECT 1 FROM {rows(batch_id text, token text)}
-                      WHERE rows.batch_id = {batches}.batch_id AND rows.token = {batches}.token)
+          AND (batch_id, token) IN (SELECT rows.batch_id, rows.token FROM {rows(batch_id text, token text)})
         """,
         [{"batch_id": row.batch_id, "token": row.token} for row in rows],
         session_id=session_id,

@@ -21,6 +21,8 @@ from lash_store.ops.queue import insert_batches
 from lash_store.ops.sessions import NewSession, insert_row, write_config
 from lash_store.ops.statement import Op, Row, database_now, execute, fetch, fetch_one, ring
 
+COMMIT_TAG = "commit/1"
+
 
 def commit(prepared: PreparedCommit, *, retention_ms: int) -> Op[Receipt]:
     """All or nothing, once per turn id: binding, receipt, revision, claims and graph are checked before the first write."""
@@ -240,7 +242,7 @@ def write_commit_row(row: CommitRow) -> Op[None]:
 
 def _commit_digest(row: CommitRow) -> bytes:
     return digest(
-        "commit/1",
+        COMMIT_TAG,
         row.session_id,
         row.revision,
         row.incarnation,

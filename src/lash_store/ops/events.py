@@ -224,6 +224,7 @@ class Appending(Struct, frozen=True, kw_only=True):
     registration_hash: bytes
     caused_by: str | None
     events: tuple[PreparedEvent, ...]
+    wake_target: Scope | None = None  # as registered; the stored one decides
     lease: Lease | None = None
     fence_replays: bool = False
 
@@ -342,15 +343,18 @@ def _pending_wakes(wakes: Sequence[EventRow]) -> Op[tuple[dict[str, str], set[st
 
     A claim settles its work even after its lease, until somebody else claims it: it is not pending before that.
     """
+    wake_ids = sorted({event.wake_id or "" for event in wakes})
     rows = yield from fetch(
         """
         SELECT SUBSTR(source_key, 1, 69), batch_id, token, parked_ms FROM {batches}
-        WHERE session_id = :session_id AND source_key >= 'wake:' AND source_key < 'wake;'
+        WHERE session_id = :session_id AND source_key >= :first AND source_key < :last || ';'
           AND SUBSTR(source_key, 1, 69) {any_text:wake_ids}
         ORDER BY enqueue_seq
         """,
         session_id=wakes[0].wake_session_id,
-        wake_ids=sorted({event.wake_id or "" for event in wakes}),
+        first=wake_ids[0],
+        last=wake_ids[-1],
+        wake_ids=wake_ids,
     )
     pending: dict[str, str] = {}
     for wake_id, batch_id, token, parked_ms in rows:
@@ -359,16 +363,21 @@ def _pending_wakes(wakes: Sequence[EventRow]) -> Op[tuple[dict[str, str], set[st
     return pending, {row[0] for row in rows if row[2] is not None or row[3] is not None}
 
 
-def _wake_batch(call: Appending, event: EventRow, key: str) -> PreparedBatch:
+def wake_payloads(call: Appending, event_type: str, wake_input: str, frame_id: str | None) -> str:
+    """What the woken session reads."""
     payload = {
         "type": "process_wake",
-        "process_id": event.process_id,
-        "event_type": event.event_type,
-        "input": decode(event.wake_input or "", table="events", row=event.process_id),
-        "frame_id": event.wake_frame_id,
+        "process_id": call.process_id,
+        "event_type": event_type,
+        "input": decode(wake_input, table="events", row=call.process_id),
+        "frame_id": frame_id,
         "caused_by": None if call.caused_by is None else decode(call.caused_by, table="registrations", row=call.process_id),
     }
-    text = canonical([payload])
+    return canonical([payload])
+
+
+def _wake_batch(call: Appending, event: EventRow, key: str) -> PreparedBatch:
+    text = wake_payloads(call, event.event_type, event.wake_input or "", event.wake_frame_id)
     assert event.wake_session_id is not None
     assert event.wake_batch_id is not None
     return PreparedBatch(

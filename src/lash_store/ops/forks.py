@@ -165,8 +165,8 @@ def _copy_path(plan: Fork) -> Op[Copied]:
                CASE WHEN n.tombstone_revision <= :visible_after THEN NULL ELSE n.caused_by END, n.digest, n.created_ms, 1,
                CASE WHEN n.tombstone_revision <= :visible_after THEN 0 END
         FROM run
-        CROSS JOIN {nodes} n
-        WHERE n.session_id = :source_id AND n.branch = run.branch AND n.depth <= run.last_depth
+        CROSS JOIN {lookup}{nodes} n
+        WHERE n.session_id = :source_id AND n.branch = run.branch AND n.depth <= run.last_depth {end_lookup:n}
         """,
         source_id=plan.point.source_id,
         leaf_id=plan.point.leaf_id,

@@ -108,21 +108,6 @@ def frames_at(session_id: str, revision: int) -> Op[list[Row]]:
     )
 
 
-def current_frames(session_id: str) -> Op[list[Row]]:
-    """The frames now, in order, whatever the history holds."""
-    return (
-        yield from fetch(
-            """
-            SELECT frame_id, body, state, digest, created_ms, ordinal
-            FROM {frames}
-            WHERE session_id = :session_id AND until_revision IS NULL
-            ORDER BY ordinal
-            """,
-            session_id=session_id,
-        )
-    )
-
-
 def verified_frames(session_id: str, rows: Sequence[Row]) -> tuple[Frame, ...]:
     """All frames in their order; a gap in it is a row that was lost."""
     for place, row in enumerate(rows):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from lash_store.errors import NotFound, SessionDeleted
-from lash_store.ops.statement import Op, execute, fetch
+from lash_store.ops.statement import Op, Row, execute, fetch
 
 LIVE, PURGING, DELETED = "live", "purging", "deleted"
 
@@ -33,18 +33,41 @@ class Head(Struct, frozen=True):
 
 def lock_sessions(session_ids: Sequence[str]) -> Op[dict[str, Head]]:
     """Lock the rows of these sessions in one statement, in ascending order, which is the order all operations use."""
-    rows = yield from fetch(
-        """
-        SELECT session_id, incarnation, state, revision, leaf_id, config_revision, current_frame_id, checkpoint_digest,
-               node_count, next_position, next_branch, next_enqueue_seq, fence, history_floor
-        FROM {sessions}
-        WHERE session_id {any_text:session_ids}
-        ORDER BY session_id
-        {for_update}
-        """,
-        session_ids=sorted(set(session_ids)),
-    )
+    ids = sorted(set(session_ids))
+    rows = yield from (_lock_one(ids[0]) if len(ids) == 1 else _lock_all(ids))
     return {row[0]: Head(*row) for row in rows}
+
+
+def _lock_one(session_id: str) -> Op[list[Row]]:
+    # By far the most frequent case, and one row needs no order: SQLite would set up a sorter for it.
+    return (
+        yield from fetch(
+            """
+            SELECT session_id, incarnation, state, revision, leaf_id, config_revision, current_frame_id, checkpoint_digest,
+                   node_count, next_position, next_branch, next_enqueue_seq, fence, history_floor
+            FROM {sessions}
+            WHERE session_id = :session_id
+            {for_update}
+            """,
+            session_id=session_id,
+        )
+    )
+
+
+def _lock_all(session_ids: Sequence[str]) -> Op[list[Row]]:
+    return (
+        yield from fetch(
+            """
+            SELECT session_id, incarnation, state, revision, leaf_id, config_revision, current_frame_id, checkpoint_digest,
+                   node_count, next_position, next_branch, next_enqueue_seq, fence, history_floor
+            FROM {sessions}
+            WHERE session_id {any_text:session_ids}
+            ORDER BY session_id
+            {for_update}
+            """,
+            session_ids=session_ids,
+        )
+    )
 
 
 def lock_session(session_id: str, incarnation: int | None = None) -> Op[Head]:
@@ -57,11 +80,16 @@ def live(head: Head | None, session_id: str, incarnation: int | None = None) -> 
     """The head, if the session is there and is the incarnation the caller means."""
     if head is None:
         raise NotFound("session", session_id)
-    if head.state != LIVE:
-        raise SessionDeleted(session_id, incarnation=head.incarnation)
-    if incarnation is not None and head.incarnation != incarnation:
-        raise SessionDeleted(session_id, incarnation=incarnation)
+    check_live(session_id, state=head.state, found=head.incarnation, meant=incarnation)
     return head
+
+
+def check_live(session_id: str, *, state: str, found: int, meant: int | None) -> None:
+    """Refuse a session that is deleted, or another incarnation than the caller means."""
+    if state != LIVE:
+        raise SessionDeleted(session_id, incarnation=found)
+    if meant is not None and found != meant:
+        raise SessionDeleted(session_id, incarnation=meant)
 
 
 def look_session(session_id: str, incarnation: int | None = None) -> Op[Head]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from lash_store.encode import check, decode
+from lash_store.encode import check, decode, quick_decode
 from lash_store.errors import Corrupt, NotFound
 from lash_store.model.graph import Node
 from lash_store.ops.graph import node_digest
@@ -39,37 +40,41 @@ class NodeRow(Struct, frozen=True):
         return self.created_revision <= at_revision and (self.tombstone_revision is None or self.tombstone_revision > at_revision)
 
 
-def path_rows(session_id: str, leaf_id: str, last: int = WHOLE_PATH) -> Op[list[NodeRow]]:
-    """The ancestry of a leaf, root first: the forks on the path are walked, the runs between them are range scans.
-
-    Each step of the walk looks its branch up by key in a subquery: as a join, a planner without statistics may read all
-    branches of the session at every step.
+# The runs a path leads through, of the leaf that is given or else of the session's own, down to the last n nodes. Each step of
+# the walk looks its branch up by key in a subquery: as a join, a planner without statistics may read all branches of the
+# session at every step.
+RUNS = """
+    SELECT n.branch, n.depth, n.depth - CAST(:last AS {int}) + 1
+    FROM {nodes} n
+    WHERE n.session_id = :session_id AND n.node_id = COALESCE(
+        CAST(:leaf_id AS TEXT), (SELECT s.leaf_id FROM {sessions} s WHERE s.session_id = :session_id))
+    UNION ALL
+    SELECT (SELECT b.parent_branch FROM {branches} b WHERE b.session_id = :session_id AND b.branch = run.branch),
+           (SELECT b.parent_depth FROM {branches} b WHERE b.session_id = :session_id AND b.branch = run.branch),
+           run.min_depth
+    FROM run
+    WHERE run.branch IS NOT NULL AND run.last_depth >= run.min_depth
     """
-    rows = yield from fetch(
-        """
-        WITH RECURSIVE run (branch, last_depth, min_depth) AS (
-            SELECT branch, depth, depth - CAST(:last AS {int}) + 1
-            FROM {nodes}
-            WHERE session_id = :session_id AND node_id = :leaf_id
-            UNION ALL
-            SELECT (SELECT b.parent_branch FROM {branches} b WHERE b.session_id = :session_id AND b.branch = run.branch),
-                   (SELECT b.parent_depth FROM {branches} b WHERE b.session_id = :session_id AND b.branch = run.branch),
-                   run.min_depth
-            FROM run
-            WHERE run.branch IS NOT NULL AND run.last_depth >= run.min_depth
-        )
-        SELECT n.node_id, n.parent_id, n.kind, n.body, n.frame_id, n.caused_by, n.digest, n.created_ms, n.position, n.depth,
-               n.created_revision, n.tombstone_revision
-        FROM run
-        CROSS JOIN {nodes} n
-        WHERE n.session_id = :session_id AND n.branch = run.branch
-          AND n.depth <= run.last_depth AND n.depth >= run.min_depth
-        ORDER BY n.depth
-        """,
-        session_id=session_id,
-        leaf_id=leaf_id,
-        last=last,
-    )
+
+
+_PATH = (
+    "WITH RECURSIVE run (branch, last_depth, min_depth) AS ("
+    + RUNS
+    + """)
+    SELECT n.node_id, n.parent_id, n.kind, n.body, n.frame_id, n.caused_by, n.digest, n.created_ms, n.position, n.depth,
+           n.created_revision, n.tombstone_revision
+    FROM run
+    CROSS JOIN {lookup}{nodes} n
+    WHERE n.session_id = :session_id AND n.branch = run.branch AND n.depth <= run.last_depth AND n.depth >= run.min_depth
+    {end_lookup:n}
+    ORDER BY n.depth
+    """
+)
+
+
+def path_rows(session_id: str, leaf_id: str, last: int = WHOLE_PATH) -> Op[list[NodeRow]]:
+    """The ancestry of a leaf, root first: the forks on the path are walked, the runs between them are range scans."""
+    rows = yield from fetch(_PATH, session_id=session_id, leaf_id=leaf_id, last=last)
     return [NodeRow(*row) for row in rows]
 
 
@@ -81,21 +86,6 @@ def full_rows(session_id: str) -> Op[list[NodeRow]]:
                created_revision, tombstone_revision
         FROM {nodes}
         WHERE session_id = :session_id
-        ORDER BY position
-        """,
-        session_id=session_id,
-    )
-    return [NodeRow(*row) for row in rows]
-
-
-def live_rows(session_id: str) -> Op[list[NodeRow]]:
-    """Every live node of the session in insertion order."""
-    rows = yield from fetch(
-        """
-        SELECT node_id, parent_id, kind, body, frame_id, caused_by, digest, created_ms, position, depth,
-               created_revision, tombstone_revision
-        FROM {nodes}
-        WHERE session_id = :session_id AND tombstone_revision IS NULL
         ORDER BY position
         """,
         session_id=session_id,
@@ -130,20 +120,37 @@ def _verify_edges(session_id: str, leaf_id: str, rows: Sequence[NodeRow], last: 
 
 def verified(session_id: str, row: NodeRow) -> Node:
     """A node whose stored bytes match their digest."""
-    name = f"{session_id!r}/{row.node_id!r}"
-    if row.body is None and row.tombstone_revision is not None:
-        raise NotFound("node", row.node_id, within=session_id, retention=True)
-    if row.body is None:
-        raise Corrupt("nodes", name, "a live node has no body")
-    actual = node_digest(row.node_id, row.parent_id, kind=row.kind, body=row.body, frame_id=row.frame_id, caused_by=row.caused_by)
-    check(bytes(row.digest), actual, table="nodes", row=name)
+    body, caused_by = row.body, row.caused_by
+    if body is None:
+        _refuse_erased(session_id, row)
+    actual = node_digest(row.node_id, row.parent_id, kind=row.kind, body=body, frame_id=row.frame_id, caused_by=caused_by)
+    if row.digest != actual:
+        check(bytes(row.digest), actual, table="nodes", row=_name(session_id, row))
     return Node(
         node_id=row.node_id,
         parent_id=row.parent_id,
         kind=row.kind,
-        body=decode(row.body, table="nodes", row=name),
+        body=_decoded(session_id, row, body),
         frame_id=row.frame_id,
-        caused_by=None if row.caused_by is None else decode(row.caused_by, table="nodes", row=name),
+        caused_by=None if caused_by is None else _decoded(session_id, row, caused_by),
         created_ms=row.created_ms,
         position=row.position,
     )
+
+
+def _decoded(session_id: str, row: NodeRow, text: str) -> Any:
+    try:
+        return quick_decode(text)
+    except ValueError:
+        return decode(text, table="nodes", row=_name(session_id, row))
+
+
+def _name(session_id: str, row: NodeRow) -> str:
+    # Made when it is needed: for a path of a thousand nodes it would take longer than reading them.
+    return f"{session_id!r}/{row.node_id!r}"
+
+
+def _refuse_erased(session_id: str, row: NodeRow) -> NoReturn:
+    if row.tombstone_revision is not None:
+        raise NotFound("node", row.node_id, within=session_id, retention=True)
+    raise Corrupt("nodes", _name(session_id, row), "a live node has no body")

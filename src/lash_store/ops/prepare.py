@@ -37,6 +37,7 @@ class PreparedCommit(Struct, frozen=True, kw_only=True):
     nodes: tuple[PreparedNode, ...]
     leaf: str | None | UnsetType
     checkpoint: Mapping[str, bytes | None]
+    digests: Mapping[str, bytes]  # sha256 of the components that are there
     components: tuple[PreparedComponent, ...]
     config: str | UnsetType
     frames: tuple[PreparedFrame, ...] | UnsetType
@@ -68,6 +69,7 @@ def prepare_commit(session_id: str, commit: Commit, encoder: Encoder, incarnatio
         nodes=_nodes(session_id, turn_id, drafts, encoder),
         leaf=_optional_or_unset(commit.graph.leaf, encoder, "commit.graph.leaf"),
         checkpoint=checkpoint,
+        digests={name: hashlib.sha256(data).digest() for name, data in checkpoint.items() if data is not None},
         components=(),
         config=UNSET if commit.config is UNSET else encoder.json(commit.config, "commit.config"),
         frames=UNSET if isinstance(commit.frames, UnsetType) else _frames(commit.frames, encoder),
@@ -333,7 +335,7 @@ def intent_of(prepared: PreparedCommit, commit: Commit, drafts: Sequence[NodeDra
         prepared.graph,
         [[draft.kind, draft.body, draft.frame_id, draft.caused_by, _shape(draft.parent_id, ordinals)] for draft in drafts],
         _shape(prepared.leaf, ordinals),
-        sorted((name, None if data is None else hashlib.sha256(data).hexdigest()) for name, data in prepared.checkpoint.items()),
+        sorted((name, prepared.digests[name].hex() if name in prepared.digests else None) for name in prepared.checkpoint),
         ["unset"] if commit.config is UNSET else ["set", commit.config],
         frames,
         ["unset"] if isinstance(commit.current_frame_id, UnsetType) else ["set", commit.current_frame_id],

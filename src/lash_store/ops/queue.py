@@ -112,7 +112,7 @@ def insert_batches(
             raise ReplayConflict("source key", key=batch.key, owner=batch.session_id)
     yield from _insert(fresh, now_ms)
     yield from _advance(fresh, next_seq)
-    stored = [*(row for row in known.values()), *(_as_stored(batch, seq, now_ms) for batch, seq in fresh)]
+    stored = [*(row for row in known.values()), *(as_stored(batch, seq, now_ms) for batch, seq in fresh)]
     return Enqueued(tuple(stored), tuple(batch for batch, _ in settled.values()), now_ms)
 
 
@@ -125,12 +125,19 @@ def _refuse_reused_ids(batches: Sequence[PreparedBatch], found: Sequence[StoredB
 
 
 def _stored_by_key(batches: Sequence[PreparedBatch]) -> Op[list[StoredBatch]]:
+    # Two searches: of one with OR, SQLite would make a scan of the inbox.
     rows = yield from fetch(
         """
         SELECT session_id, enqueue_seq, batch_id, source_key, delivery, slot, merge_key, payloads, digest, intent, available_ms,
                enqueued_ms, attempts, max_attempts, fence, parked_ms, parked_reason, token, expires_ms
         FROM {batches}
-        WHERE session_id {any_text:session_ids} AND (source_key {any_text:keys} OR batch_id {any_text:ids})
+        WHERE session_id {any_text:session_ids} AND source_key {any_text:keys}
+        UNION ALL
+        SELECT session_id, enqueue_seq, batch_id, source_key, delivery, slot, merge_key, payloads, digest, intent, available_ms,
+               enqueued_ms, attempts, max_attempts, fence, parked_ms, parked_reason, token, expires_ms
+        FROM {batches}
+        WHERE session_id {any_text:session_ids} AND batch_id {any_text:ids}
+          AND NOT (source_key IS NOT NULL AND source_key {any_text:keys})
         """,
         session_ids=sorted({batch.session_id for batch in batches}),
         keys=sorted({batch.key for batch in batches}),
@@ -174,7 +181,8 @@ def _settled(row: Row, asked: PreparedBatch) -> Batch:
     )
 
 
-def _as_stored(batch: PreparedBatch, seq: int, now_ms: int) -> StoredBatch:
+def as_stored(batch: PreparedBatch, seq: int, now_ms: int) -> StoredBatch:
+    """The row a new batch becomes."""
     return StoredBatch(
         batch.session_id,
         seq,
@@ -184,7 +192,7 @@ def _as_stored(batch: PreparedBatch, seq: int, now_ms: int) -> StoredBatch:
         batch.slot,
         batch.merge_key,
         batch.payloads,
-        _digest_of(batch),
+        digest_of(batch),
         batch.intent,
         now_ms + batch.delay_ms,
         now_ms,
@@ -198,7 +206,8 @@ def _as_stored(batch: PreparedBatch, seq: int, now_ms: int) -> StoredBatch:
     )
 
 
-def _digest_of(batch: PreparedBatch) -> bytes:
+def digest_of(batch: PreparedBatch) -> bytes:
+    """The digest of its row."""
     return batch_digest(
         batch.batch_id,
         batch.source_key,
@@ -229,7 +238,7 @@ def _insert(fresh: Sequence[tuple[PreparedBatch, int]], now_ms: int) -> Op[None]
                 "slot": batch.slot,
                 "merge_key": batch.merge_key,
                 "payloads": batch.payloads,
-                "digest": _digest_of(batch),
+                "digest": digest_of(batch),
                 "intent": batch.intent,
                 "available_ms": now_ms + batch.delay_ms,
                 "max_attempts": batch.max_attempts,
@@ -338,6 +347,16 @@ def batch_page(rows: Sequence[StoredBatch], *, now_ms: int, limit: int) -> Batch
     """The rows as a page of verified batches."""
     cursor = str(rows[-1].enqueue_seq) if len(rows) == limit else None
     return BatchPage(batches=tuple(verified(row, now_ms) for row in rows), cursor=cursor)
+
+
+def get(session_id: str, batch_id: str, incarnation: int | None = None) -> Op[tuple[StoredBatch, int]]:
+    """One batch, whoever holds it."""
+    yield from look_session(session_id, incarnation)
+    now_ms = yield from database_now()
+    row = (yield from batches_by_id(session_id, [batch_id])).get(batch_id)
+    if row is None:
+        raise NotFound("batch", batch_id, within=session_id)
+    return row, now_ms
 
 
 def depth(session_id: str, incarnation: int | None = None) -> Op[Depth]:

@@ -135,7 +135,7 @@ def get(session_id: str, incarnation: int | None = None) -> Op[Session]:
 def _session(row: Row) -> Session:
     (session_id, incarnation, _, revision, leaf_id, node_count, frame_id, checkpoint) = row[:8]
     (name, model, cwd, parent, caused_by, meta_digest, created_ms, updated_ms) = row[8:]
-    check(meta_digest, _digest_of(session_id, name, model, cwd, parent, caused_by), table="sessions", row=repr(session_id))
+    check(meta_digest, session_digest(session_id, name, model, cwd, parent, caused_by), table="sessions", row=repr(session_id))
     cause = None if caused_by is None else decode(caused_by, table="sessions", row=repr(session_id))
     return Session(
         session_id=session_id,
@@ -315,7 +315,7 @@ def delete(session_id: str, incarnation: int | None = None) -> Op[bool]:
         WHERE session_id = :session_id AND state = 'live'
         """,
         session_id=session_id,
-        meta_digest=_digest_of(session_id, "", None, None, None, None),
+        meta_digest=session_digest(session_id, "", None, None, None, None),
         now_ms=now_ms,
     )
     assert count == 1, "the locked session vanished"
@@ -425,8 +425,11 @@ def purging(*, after: str, limit: int) -> Op[list[str]]:
 
 
 def _meta_digest(new: NewSession) -> bytes:
-    return _digest_of(new.session_id, new.name, new.model, new.cwd, new.parent_session_id, new.caused_by)
+    return session_digest(new.session_id, new.name, new.model, new.cwd, new.parent_session_id, new.caused_by)
 
 
-def _digest_of(session_id: str, name: str, model: str | None, cwd: str | None, parent: str | None, cause: str | None) -> bytes:
+def session_digest(
+    session_id: str, name: str, model: str | None, cwd: str | None, parent: str | None, cause: str | None
+) -> bytes:
+    """The digest that ties what a session is called and comes from to its id."""
     return digest("session-meta/1", session_id, name, model, cwd, parent, cause)

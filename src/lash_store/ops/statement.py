@@ -6,20 +6,24 @@ SQL is a constant with `:name` parameters and `{token}` substitutions, which `la
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, LiteralString, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from functools import wraps
+from typing import Any, LiteralString, ParamSpec, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Row = Sequence[Any]
 
 
 class Fetch(Struct, frozen=True):
-    """Run a statement and receive its rows."""
+    """Run a statement and receive its rows. `alone`: it is the whole operation, and needs no transaction around it."""
 
     sql: LiteralString
     params: dict[str, Any]
+    alone: bool = False
 
 
 class Execute(Struct, frozen=True):
@@ -44,7 +48,18 @@ class Ring(Struct, frozen=True):
     id: str
 
 
-Statement = Fetch | Execute | ExecuteMany | Ring
+class Shortcut(Struct, frozen=True):
+    """The whole operation as one call of a function in the database, and its arguments, made when they are needed.
+
+    The answer is the function's rows. None: this database has no such function, or the case is not the one it was written for,
+    and nothing was written; then the operation goes its own way, statement by statement.
+    """
+
+    function: LiteralString
+    arguments: Callable[[], Sequence[Any]]
+
+
+Statement = Fetch | Execute | ExecuteMany | Ring | Shortcut
 Op = Generator[Statement, Any, T]
 
 
@@ -78,6 +93,31 @@ def execute_many(sql: LiteralString, rows: Sequence[dict[str, Any]], **params: A
 def ring(kind: str, id: str) -> Op[None]:
     """Wake those who wait for (kind, id), after the commit."""
     yield Ring(kind, id)
+
+
+def shortcut(function: LiteralString, arguments: Callable[[], Sequence[Any]]) -> Op[list[Row] | None]:
+    """The rows of a function that does the whole operation, or None. Only the first statement of an operation can be one."""
+    rows: list[Row] | None = yield Shortcut(function, arguments)
+    return rows
+
+
+def alone(op: Callable[P, Op[T]]) -> Callable[P, Op[T]]:
+    """The same operation, for one that is a single Fetch: it sees one snapshot by itself, and costs one round trip."""
+
+    @wraps(op)
+    def single(*args: P.args, **kwargs: P.kwargs) -> Op[T]:
+        steps = op(*args, **kwargs)
+        statement = next(steps)
+        assert isinstance(statement, Fetch), f"{op.__name__} does not begin with a Fetch"
+        answer = yield replace(statement, alone=True)
+        try:
+            steps.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        raise AssertionError(f"{op.__name__} has more than one statement")
+
+    return single
 
 
 def database_now() -> Op[int]:

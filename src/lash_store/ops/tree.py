@@ -73,9 +73,10 @@ def _roots(session_id: str, *, limit: int, after: int) -> Op[list[NodeRow]]:
         """
         SELECT n.node_id, n.parent_id, n.kind, n.body, n.frame_id, n.caused_by, n.digest, n.created_ms, n.position, n.depth,
                n.created_revision, n.tombstone_revision
-        FROM {branches} b
-        JOIN {nodes} n ON n.session_id = b.session_id AND n.branch = b.branch AND n.depth = 0
-        WHERE b.session_id = :session_id AND b.parent_branch IS NULL AND n.tombstone_revision IS NULL AND n.position > :after
+        FROM (SELECT b.branch FROM {branches} b WHERE b.session_id = :session_id AND b.parent_branch IS NULL) b
+        CROSS JOIN {lookup}{nodes} n
+        WHERE n.session_id = :session_id AND n.branch = b.branch AND n.depth = 0 AND n.tombstone_revision IS NULL
+          AND n.position > :after {end_lookup:n}
         ORDER BY n.position
         LIMIT :limit
         """,
@@ -218,6 +219,7 @@ def _drop_tails(session_id: str, leaf_id: str | None) -> Op[None]:
         """
         DELETE FROM {nodes}
         WHERE session_id = :session_id
+          AND branch IN (SELECT rows.branch FROM {rows(branch int, keep_depth int)})
           AND EXISTS (SELECT 1 FROM {rows(branch int, keep_depth int)}
                       WHERE rows.branch = {nodes}.branch AND {nodes}.depth > rows.keep_depth)
         """,

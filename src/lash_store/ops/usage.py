@@ -69,7 +69,7 @@ def _totals_of(session_id: str, entries: Sequence[Usage]) -> Op[list[UsageTotal]
         sources=sorted({entry.source for entry in entries}),
         models=sorted({entry.model for entry in entries}),
     )
-    return [_total(row) for row in rows]
+    return [total(row) for row in rows]
 
 
 def add_up(session_id: str, entries: Sequence[Usage], known: Sequence[UsageTotal]) -> list[UsageTotal]:
@@ -129,7 +129,7 @@ def read_totals(session_id: str) -> Op[tuple[UsageTotal, ...]]:
         """,
         session_id=session_id,
     )
-    return tuple(_total(row) for row in rows)
+    return tuple(total(row) for row in rows)
 
 
 def totals_at(session_id: str, revision: int) -> Op[tuple[UsageTotal, ...]]:
@@ -174,5 +174,6 @@ def _entry(row: Row) -> Usage:
     return Usage(source=row[0], model=row[1], input=row[2], output=row[3], cached_input=row[4], reasoning=row[5])
 
 
-def _total(row: Row) -> UsageTotal:
+def total(row: Row) -> UsageTotal:
+    """A total as it is stored."""
     return UsageTotal(source=row[0], model=row[1], input=row[2], output=row[3], cached_input=row[4], reasoning=row[5])

@@ -11,10 +11,10 @@ from lash_store.blobs.spool import Source
 from lash_store.errors import NotFound, SessionMismatch
 from lash_store.model.attachment import AttachmentEntry, AttachmentPage, AttachmentRef
 from lash_store.model.commit import Commit, CommitPage, CommitRecord, Receipt
-from lash_store.model.graph import FULL, BranchPage, Node, NodePage, ReadScope
+from lash_store.model.graph import FULL, BranchPage, Node, NodePage, ReadScope, RunPage
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.queue import Batch, BatchPage, Boundary, Claim, Completion, Delivery, Depth, Slot
-from lash_store.model.session import Deletion, Relation, Session, Snapshot
+from lash_store.model.session import Component, Deletion, Relation, Session, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
 from lash_store.store.attachments import AsyncAttachments
 from lash_store.store.queue import AsyncQueue
@@ -139,6 +139,16 @@ class AsyncSessionHandle:
         await self.meet()
         return await self._sessions.branches(self.session_id, limit=limit, cursor=cursor)
 
+    async def runs(self, *, ends: int = 3, limit: int = 100, cursor: str | None = None) -> RunPage:
+        """The shape of the graph."""
+        await self.meet()
+        return await self._sessions.runs(self.session_id, ends=ends, limit=limit, cursor=cursor)
+
+    async def components(self) -> tuple[Component, ...]:
+        """The components of the present checkpoint, without their bytes."""
+        await self.meet()
+        return await self._sessions.components(self.session_id)
+
     async def tombstone(self, node_ids: Sequence[str]) -> int:
         """Hide nodes."""
         await self.meet()
@@ -260,6 +270,11 @@ class AsyncSessionHandle:
         """Put a parked batch back."""
         await self.meet()
         return await self._queue.unpark(self.session_id, batch_id)
+
+    async def batch(self, batch_id: str) -> Batch:
+        """One batch as it is now."""
+        await self.meet()
+        return await self._queue.get(self.session_id, batch_id)
 
     async def list_work(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """All batches in enqueue order."""

@@ -1,19 +1,32 @@
-"""Retention and health: collect what nothing needs any more, and compare the schema with the shipped one."""
+"""Retention and health: collect what nothing needs any more, look who holds what and what grows, examine, back up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from lash_store.db.health import facts, risks, sizes
 from lash_store.db.migrate import look
+from lash_store.db.scripts import library_version
 from lash_store.db.shape import check_schema
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
-from lash_store.model.maintenance import CollectReport
-from lash_store.ops import collect, sessions, statement
+from lash_store.model.maintenance import (
+    BackupReport,
+    CollectReport,
+    Examination,
+    Finding,
+    LeasePage,
+    Severity,
+    Stats,
+)
+from lash_store.ops import collect, held, sessions, statement, stats
 from lash_store.ops.checkpoints import Version
 from lash_store.ops.collect import Plan
+from lash_store.store.advice import advice
 from lash_store.store.runtime import AsyncRuntime
+from lash_store.store.sampling import AsyncSample
 from lash_store.store.sessions import purge
 
 SESSIONS_PER_PAGE = 200  # sessions looked up per statement of a collection
@@ -120,3 +133,73 @@ class AsyncMaintenance:
     async def check_schema(self) -> tuple[str, ...]:
         """Every difference between the database's tables and the shipped ones, in words; empty when there is none."""
         return await self._runtime.read(check_schema, self._runtime.dialect)
+
+    # --- looking ----------------------------------------------------------------------------------------------------------
+
+    async def leases(self, *, limit: int = 100, cursor: str | None = None) -> LeasePage:
+        """Who holds what: claims of all inboxes, then leases of processes; also those whose time has passed."""
+        limit = self._encoder.counter(limit, "limit", minimum=1, maximum=self._runtime.limits.page_rows, limit="page_rows")
+        after = held.after_cursor(None if cursor is None else self._encoder.text(cursor, "cursor"))
+        return await self._runtime.read(held.page, after, limit)
+
+    async def stats(self) -> Stats:
+        """Sizes, depths and ages of everything. The work is bounded: a count stops at `counted_to`."""
+        counted = await self._runtime.read(stats.counted, stats.COUNT_MAX)
+        measured = await self._runtime.read(sizes, self._runtime.dialect, stats.COUNT_MAX)
+        return Stats(
+            engine=self._runtime.engine,
+            counted_to=stats.COUNT_MAX,
+            size=measured.size,
+            free=measured.free,
+            tables=measured.tables,
+            **structs.asdict(counted),
+        )
+
+    async def examine(self, *, sample: int = 20) -> Examination:
+        """Look for what is wrong or risky and say what to do: schema, engine, settings, digests of a sample, work left lying.
+
+        It only reads. `sample` is how many sessions, and how many processes, are verified; some of the newest, some by chance.
+        """
+        count = self._encoder.counter(sample, "sample", maximum=self._runtime.limits.page_rows, limit="page_rows")
+        version = await self.schema_version()
+        known = await self._runtime.read(facts, self._runtime.dialect)
+        findings = [_differs(difference) for difference in await self.check_schema()]
+        findings += risks(self._runtime.engine, known, self._runtime.driver.path)
+        seen = AsyncSample(self._runtime)
+        if all(finding.severity is not Severity.PROBLEM for finding in findings):
+            await seen.take(count)
+            findings += [*seen.findings, *advice(await self.stats())]
+        if version > library_version():
+            findings.append(_newer(version))
+        return Examination(
+            engine=self._runtime.engine,
+            engine_version=known.version,
+            schema_version=version,
+            settings=known.settings,
+            verified=seen.verified,
+            findings=tuple(findings),
+        )
+
+    async def backup(self, path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> BackupReport:
+        """Copy a SQLite database to a new file while others write it: one snapshot, read again before it gets its name.
+
+        `progress` is told the pages done and all pages. Attachments in a folder are not in it: copy the folder afterwards.
+        On PostgreSQL it is Misuse, which names the server's own tools.
+        """
+        return await self._runtime.offload(self._runtime.driver.backup, os.fspath(path), progress)
+
+
+def _differs(difference: str) -> Finding:
+    return Finding(
+        severity=Severity.PROBLEM,
+        what=f"the schema differs from the shipped one: {difference}",
+        advice="`lash-store sql` prints the shipped schema. Restore what differs, or restore a backup.",
+    )
+
+
+def _newer(version: int) -> Finding:
+    return Finding(
+        severity=Severity.NOTE,
+        what=f"the schema is at version {version}, this library knows {library_version()}; it says that both fit together",
+        advice="Upgrade lash-store here when it is convenient.",
+    )

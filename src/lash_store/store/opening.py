@@ -90,7 +90,7 @@ def _sync_engine(target: Target, options: Options, hub: Hub[SyncSubscription], p
 def _open_sqlite(target: Target, options: Options, hub: Hub[Any]) -> SqliteEngine:
     engine = SqliteEngine(target, hub, partial(_sqlite_driver, target, options))
     try:
-        open_sqlite(engine.driver, migrate=options.migrate)
+        open_sqlite(engine.driver, migrate=options.may_migrate)
     except BaseException:
         engine.close()
         raise
@@ -99,7 +99,13 @@ def _open_sqlite(target: Target, options: Options, hub: Hub[Any]) -> SqliteEngin
 
 def _sqlite_driver(target: Target, options: Options, ring: RingHook) -> SqliteDriver:
     assert target.path is not None
-    return SqliteDriver.open(target.path, ring=ring, durability=options.durability, on_statement=options.on_statement)
+    return SqliteDriver.open(
+        target.path,
+        ring=ring,
+        durability=options.durability,
+        on_statement=options.on_statement,
+        read_only=options.read_only,
+    )
 
 
 async def _opened(opening: Future[SqliteEngine]) -> SqliteEngine:

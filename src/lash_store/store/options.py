@@ -36,6 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     listen_url: str | None = None
     settled_key_retention_ms: int = SETTLED_KEY_RETENTION_MS
     in_loop: bool = False
+    read_only: bool = False
 
     def target(self) -> Target:
         """The database to open. Raises InvalidArgument for what contradicts itself, before anything is opened."""
@@ -43,7 +44,14 @@ class Options(Struct, frozen=True, kw_only=True):
         target = target_of(self.url, schema=self.schema, pooled=self.pool is not None)
         if target.engine == "sqlite" and (self.pool is not None or self.pooler or self.listen_url is not None):
             raise InvalidArgument("url", "pool, pooler and listen_url belong to PostgreSQL; the url names a SQLite database")
+        if self.read_only and target.in_memory:
+            raise InvalidArgument("read_only", "a database in memory is empty when it is opened: there is nothing to read")
         return target
+
+    @property
+    def may_migrate(self) -> bool:
+        """Whether opening may change the schema."""
+        return self.migrate and not self.read_only
 
     def listen_target(self) -> Target | None:
         """Where to LISTEN: `listen_url`, else the database itself, else nowhere (behind a pooler, or with only a pool)."""
@@ -64,7 +72,7 @@ class Options(Struct, frozen=True, kw_only=True):
         _whole("pool_size", self.pool_size, POOL_MAX)
         for name in ("acquire_ms", "lock_ms", "statement_ms", "settled_key_retention_ms"):
             _whole(name, getattr(self, name), DURATION_MAX_MS)
-        for name in ("migrate", "pooler", "in_loop"):
+        for name in ("migrate", "pooler", "in_loop", "read_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(name, "must be True or False")
         _check_blobs(self.blobs)

@@ -37,7 +37,7 @@ async def open_engine(target: Target, options: Options, hub: Hub[Any]) -> Postgr
     engine = PostgresEngine(hub, target.schema, options.listen_target())
     await engine.open(partial(_open_driver, target, options))
     try:
-        await open_postgres(engine.driver, migrate=options.migrate)
+        await open_postgres(engine.driver, migrate=options.may_migrate)
     except BaseException:
         await engine.close()
         raise

@@ -22,6 +22,7 @@ from lash_store.delta import Held
 from lash_store.encode import Encoder
 from lash_store.errors import Misuse
 from lash_store.model.limits import Limits
+from lash_store.model.maintenance import BackupReport
 from lash_store.notify.hub import AsyncSubscription, Hub, SyncSubscription
 from lash_store.ops.statement import Op
 from lash_store.payload_schema import Schemas
@@ -41,6 +42,9 @@ class EngineDriver(Protocol):
 
     @property
     def dialect(self) -> Dialect: ...
+    @property
+    def path(self) -> str | None: ...
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> BackupReport: ...
 
 
 class AsyncEngine(Protocol):
@@ -96,7 +100,13 @@ class _Common:
         self.driver = driver
         self.dialect = driver.dialect
         self.settled_key_retention_ms = options.settled_key_retention_ms
+        self._read_only = options.read_only
         self._guard = Guard()
+
+    def check_writable(self) -> None:
+        """Raise Misuse when the store was opened to look only."""
+        if self._read_only:
+            raise Misuse("read-only", "the store was opened with read_only=True; open it without to change anything.")
 
 
 class AsyncRuntime(_Common):
@@ -118,6 +128,7 @@ class AsyncRuntime(_Common):
     async def write(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in a transaction of its own."""
         self.check()
+        self.check_writable()
         return await self._engine.run(partial(op, *args, **kwargs), Mode.WRITE)
 
     async def offload(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -144,6 +155,7 @@ class AsyncRuntime(_Common):
     async def transaction(self, *, max_ms: int, connection: Any = None) -> AsyncGenerator[AsyncTransactionRuntime]:
         """Several operations and the application's SQL in one transaction: leaving commits, an exception rolls back."""
         self.check()
+        self.check_writable()
         max_ms = self.encoder.duration(max_ms, "max_ms", minimum=1)
         transaction = AsyncTransactionRuntime(self, await self._engine.begin(max_ms, connection))
         entered(transaction)
@@ -268,6 +280,7 @@ class SyncRuntime(_Common):
     def write(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in a transaction of its own."""
         self.check()
+        self.check_writable()
         return self._engine.run(partial(op, *args, **kwargs), Mode.WRITE)
 
     def offload(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -294,6 +307,7 @@ class SyncRuntime(_Common):
     def transaction(self, *, max_ms: int, connection: Any = None) -> Generator[SyncTransactionRuntime]:
         """Several operations and the application's SQL in one transaction: leaving commits, an exception rolls back."""
         self.check()
+        self.check_writable()
         max_ms = self.encoder.duration(max_ms, "max_ms", minimum=1)
         transaction = SyncTransactionRuntime(self, self._engine.begin(max_ms, connection))
         entered(transaction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -10,19 +11,36 @@ from msgspec.structs import replace
 
 from lash_store.errors import Busy, InvalidArgument, Unstorable
 from lash_store.model.commit import Commit, CommitPage, CommitRecord, Receipt
-from lash_store.model.graph import FULL, ActivePath, BranchPage, FullGraph, Node, NodePage, ReadScope
+from lash_store.model.graph import FULL, ActivePath, BranchPage, FullGraph, Node, NodePage, ReadScope, RunPage
 from lash_store.model.limits import COLLECT_ROWS_PER_TRANSACTION
 from lash_store.model.maintenance import VacuumReport
-from lash_store.model.session import Deletion, Relation, Session, SessionPage, Snapshot
+from lash_store.model.session import Component, Deletion, Relation, Session, SessionPage, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
-from lash_store.ops import checkpoints, commits, forks, grants, paths, sessions, snapshot, tree, triggers, usage
+from lash_store.ops import (
+    checkpoints,
+    commits,
+    forks,
+    grants,
+    outline,
+    paths,
+    sessions,
+    shortcuts,
+    snapshot,
+    tree,
+    triggers,
+    usage,
+)
 from lash_store.ops.checkpoints import NeedsFullFrame, PreparedComponent
 from lash_store.ops.forks import Fork, PointMoved
 from lash_store.ops.prepare import PreparedCommit, prepare_commit
 from lash_store.ops.sessions import MetaChange, NewSession, Order
+from lash_store.ops.statement import alone
 from lash_store.store.keys import keyed
 from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
 from lash_store.store.weight import HEAVY_BYTES, is_heavy
+
+# One statement each, and one round trip.
+look, load_now = alone(sessions.get), alone(snapshot.load)
 
 FORK_LOOKS_MAX = 64  # times a fork looks again because retention passed its point
 
@@ -75,7 +93,7 @@ class AsyncSessions:
 
     async def get(self, session_id: str) -> Session:
         """Identity, metadata and head of a session."""
-        return await self._runtime.read(sessions.get, self._id(session_id), self._incarnation)
+        return await self._runtime.read(look, self._id(session_id), self._incarnation)
 
     async def list(
         self, *, order: Order = "updated", parent: str | None = None, limit: int = 50, cursor: str | None = None
@@ -125,32 +143,43 @@ class AsyncSessions:
                 receipt = await self._apply(prepared, full=False)
             except NeedsFullFrame:
                 receipt = await self._apply(prepared, full=True)
-        if not receipt.replayed:
-            self._hold(prepared.session_id, prepared.checkpoint, receipt)
         return receipt
 
     async def _apply(self, prepared: PreparedCommit, *, full: bool) -> Receipt:
-        components = await self._compressed(prepared.session_id, prepared.checkpoint, full=full)
-        return await self._runtime.write(
-            commits.commit, replace(prepared, components=components), retention_ms=self._runtime.settled_key_retention_ms
+        components = await self._compressed(prepared.session_id, prepared.checkpoint, full=full, digests=prepared.digests)
+        receipt = await self._runtime.write(
+            shortcuts.commit,
+            replace(prepared, components=components),
+            retention_ms=self._runtime.settled_key_retention_ms,
+            assumed_leaf_id=self._runtime.held.leaf(prepared.session_id),
         )
+        if not receipt.replayed:
+            self._hold(prepared, components)
+            self._runtime.held.put_leaf(prepared.session_id, receipt.leaf_id)
+        return receipt
 
     async def _compressed(
-        self, session_id: str, checkpoint: Mapping[str, bytes | None], *, full: bool
+        self,
+        session_id: str,
+        checkpoint: Mapping[str, bytes | None],
+        *,
+        full: bool,
+        digests: Mapping[str, bytes] | None = None,
     ) -> tuple[PreparedComponent, ...]:
         held = self._runtime.held
         if not is_heavy(*checkpoint.values()):
-            return checkpoints.prepare(session_id, checkpoint, held, full=full)
-        return await self._runtime.offload(checkpoints.prepare, session_id, checkpoint, held, full=full)
+            return checkpoints.prepare(session_id, checkpoint, held, full=full, digests=digests)
+        return await self._runtime.offload(checkpoints.prepare, session_id, checkpoint, held, full=full, digests=digests)
 
-    def _hold(self, session_id: str, checkpoint: Mapping[str, bytes | None], receipt: Receipt) -> None:
+    def _hold(self, prepared: PreparedCommit, components: Sequence[PreparedComponent]) -> None:
         """Remember the bytes just stored: the next commit of this process sends only what changed."""
-        for name, data in checkpoint.items():
-            if data is None:
-                self._runtime.held.drop(session_id, name)
+        held = self._runtime.held
+        for new in components:
+            data = prepared.checkpoint[new.component]
+            if data is None or new.digest is None:
+                held.drop(prepared.session_id, new.component)
             else:
-                digest = bytes.fromhex(receipt.components[name])
-                self._runtime.held.put(session_id, name, digest=digest, data=data)
+                held.put(prepared.session_id, new.component, digest=new.digest, data=data, chain=new.chain)
 
     async def receipt(self, session_id: str, turn_id: str) -> Receipt:
         """The receipt of a committed turn."""
@@ -187,14 +216,14 @@ class AsyncSessions:
         session_id = self._id(session_id)
         revision = None if at_revision is None else self._encoder.counter(at_revision, "at_revision")
         parts = await self._runtime.read(
-            snapshot.load,
+            snapshot.load if revision is not None else load_now,
             session_id,
             self._scope(scope),
             at_revision=revision,
             checkpoint=checkpoint,
             incarnation=self._incarnation,
         )
-        if sum(version.size for version in parts.versions) > HEAVY_BYTES or is_heavy([row.body for row in parts.rows]):
+        if parts.size >= HEAVY_BYTES:
             loaded = await self._runtime.offload(snapshot.assemble, parts, checkpoint=checkpoint)
         else:
             loaded = snapshot.assemble(parts, checkpoint=checkpoint)
@@ -204,9 +233,11 @@ class AsyncSessions:
 
     def _remember(self, session_id: str, loaded: Snapshot, versions: Sequence[checkpoints.Version]) -> None:
         current = {version.component: version for version in versions}
+        chains = Counter(version.component for version in versions)
         for name, version in current.items():
             if version.digest is not None:
-                self._runtime.held.put(session_id, name, digest=bytes(version.digest), data=loaded.checkpoint[name])
+                content, data = bytes(version.digest), loaded.checkpoint[name]
+                self._runtime.held.put(session_id, name, digest=content, data=data, chain=chains[name])
 
     def _scope(self, scope: object) -> ReadScope:
         if isinstance(scope, FullGraph):
@@ -245,6 +276,25 @@ class AsyncSessions:
             after=tree.number_cursor(cursor, start=-1),
             incarnation=self._incarnation,
         )
+
+    async def runs(self, session_id: str, *, ends: int = 3, limit: int = 100, cursor: str | None = None) -> RunPage:
+        """The shape of the graph: its runs by number, each with its first and last `ends` nodes."""
+        session_id, limit = self._id(session_id), self._limit(limit)
+        found, rows = await self._runtime.read(
+            outline.runs,
+            session_id,
+            ends=self._encoder.counter(ends, "ends", maximum=self._runtime.limits.page_rows, limit="page_rows"),
+            limit=limit,
+            after=tree.number_cursor(cursor, start=-1),
+            incarnation=self._incarnation,
+        )
+        return outline.run_page(session_id, found, rows, limit=limit)
+
+    async def components(self, session_id: str) -> tuple[Component, ...]:
+        """The components of the present checkpoint by name, without their bytes."""
+        session_id = self._id(session_id)
+        rows = await self._runtime.read(checkpoints.listed, session_id, self._incarnation)
+        return tuple(checkpoints.component(session_id, row) for row in rows)
 
     # --- change the graph -------------------------------------------------------------------------------------------------
 
@@ -346,4 +396,7 @@ def _is_large(commit: object) -> bool:
     bodies = [getattr(node, "body", None) for node in nodes] if isinstance(nodes, list | tuple) else []
     enqueues = getattr(commit, "enqueues", ())
     payloads = [getattr(draft, "payloads", None) for draft in enqueues] if isinstance(enqueues, list | tuple) else []
-    return is_heavy(bodies, payloads, getattr(commit, "config", None), getattr(commit, "usage", None))
+    frames = getattr(commit, "frames", ())
+    states = [(getattr(f, "body", None), getattr(f, "state", None)) for f in frames] if isinstance(frames, list | tuple) else []
+    others = [getattr(commit, name, None) for name in ("checkpoint", "config", "usage")]
+    return is_heavy(bodies, payloads, states, *others)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from lash_store.db.driver import Call, Mode, RingHook, ThreadTransaction
@@ -77,9 +81,10 @@ class AsyncSqlite:
         self.hub = hub
         self.driver = engine.driver
         self._engine = engine
+        self._answers = Answers()
 
     async def run(self, call: Call[T], mode: Mode) -> T:
-        return await finished(self._engine.driver.submit(call, mode))
+        return await self._answers.of(self._engine.driver.submit(call, mode))
 
     async def begin(self, max_ms: int, connection: object) -> AsyncSqliteTransaction:
         starting = self._engine.begin(max_ms, connection)
@@ -159,9 +164,46 @@ class SyncSqliteTransaction:
         settle(self._transaction.rollback())
 
 
+class Answers:
+    """Brings what the driver's threads answer to one event loop: a group of commits wakes it once."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._called = False
+        self._lock = threading.Lock()
+
+    async def of(self, future: Future[T]) -> T:
+        """Await a driver's future without ever cancelling it."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(partial(self._arrive, loop, waiter))
+        return await waiter
+
+    def _arrive(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], answer: Future[Any]) -> None:
+        self._arrived.append((waiter, answer))
+        with self._lock:
+            if self._called:
+                return
+            self._called = True
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            self._called = False  # before looking: who arrives from now on calls again
+        while self._arrived:
+            waiter, answer = self._arrived.popleft()
+            if waiter.done():
+                continue  # its task was cancelled
+            if (error := answer.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(answer.result())
+
+
 async def finished(future: Future[T]) -> T:
     """Await a driver's future without ever cancelling it."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+    return await Answers().of(future)
 
 
 def _abandon(starting: Future[SqliteTransaction]) -> None:

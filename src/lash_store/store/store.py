@@ -23,6 +23,7 @@ from lash_store.store.queue import AsyncQueue
 from lash_store.store.runtime import AsyncRuntime
 from lash_store.store.sessions import AsyncSessions
 from lash_store.store.transaction import AsyncTransaction
+from lash_store.store.transfer import AsyncTransfer
 from lash_store.store.triggers import AsyncTriggers
 from lash_store.store.url import DEFAULT_SCHEMA
 
@@ -39,6 +40,7 @@ class AsyncStore:
         self.triggers = AsyncTriggers(runtime)
         self.artifacts = AsyncArtifacts(runtime)
         self.maintenance = AsyncMaintenance(runtime)
+        self.transfer = AsyncTransfer(runtime)
 
     # <async>
     @staticmethod
@@ -59,8 +61,12 @@ class AsyncStore:
         pooler: bool = False,
         listen_url: str | None = None,
         settled_key_retention_ms: int = SETTLED_KEY_RETENTION_MS,
+        read_only: bool = False,
     ) -> Opening:
-        """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`: await it, or enter it with `async with`."""
+        """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`: await it, or enter it with `async with`.
+
+        `read_only`: nothing is created, migrated or written, a SQLite file keeps its bytes, and every write is Misuse.
+        """
         return Opening(
             Options(
                 url=url,
@@ -78,6 +84,7 @@ class AsyncStore:
                 pooler=pooler,
                 listen_url=listen_url,
                 settled_key_retention_ms=settled_key_retention_ms,
+                read_only=read_only,
             )
         )
 
@@ -102,8 +109,12 @@ class AsyncStore:
     #     listen_url: str | None = None,
     #     settled_key_retention_ms: int = SETTLED_KEY_RETENTION_MS,
     #     in_loop: bool = False,
+    #     read_only: bool = False,
     # ) -> Self:
-    #     """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`. `in_loop`: block here, as notebooks do."""
+    #     """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`. `in_loop`: block here, as notebooks do.
+    #
+    #     `read_only`: nothing is created, migrated or written, a SQLite file keeps its bytes, and every write is Misuse.
+    #     """
     #     options = Options(
     #         url=url,
     #         schema=schema,
@@ -120,6 +131,7 @@ class AsyncStore:
     #         listen_url=listen_url,
     #         settled_key_retention_ms=settled_key_retention_ms,
     #         in_loop=in_loop,
+    #         read_only=read_only,
     #     )
     #     return cls(open_sync_runtime(options, PROBES))
     # </sync>

@@ -96,6 +96,9 @@ def _sqlite_path(rest: str) -> str:
 def _checked_path(path: str) -> str:
     if not path or "\0" in path:
         raise InvalidArgument("url", "a path must not be empty or hold a NUL")
+    if "://" in path or path.lower().startswith(("postgresql:", "postgres:")):
+        # Quotes or blanks around a url, or one slash too few. It may hold a password, so it is not a name to print.
+        raise InvalidArgument("url", "looks like a url, but does not begin like one; see that nothing stands around it")
     if path.startswith("file:"):
         raise InvalidArgument("url", "SQLite's file: names are not taken: their options would change what the store promises")
     return path
@@ -110,6 +113,8 @@ def _postgres_dsn(url: str) -> str:
         raise InvalidArgument(
             "url", "not a valid postgresql:// url; special characters in user and password are percent-encoded"
         ) from None
+    if "@" in parts.path and "@" not in parts.netloc:  # a password with a slash in it, which would be printed as a path
+        raise InvalidArgument("url", "special characters in user and password are percent-encoded: / is %2F, @ is %40")
     return "postgresql://" + url.partition("://")[2]
 
 

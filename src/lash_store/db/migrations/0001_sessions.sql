@@ -191,7 +191,8 @@ CREATE UNIQUE INDEX lash_batches_by_id ON {batches} (session_id, batch_id);
 CREATE UNIQUE INDEX lash_batches_by_key ON {batches} (session_id, source_key) WHERE source_key IS NOT NULL;
 CREATE INDEX lash_batches_open ON {batches} (session_id, available_ms) WHERE token IS NULL AND parked_ms IS NULL;
 CREATE INDEX lash_batches_claimed ON {batches} (session_id, expires_ms) WHERE token IS NOT NULL;
-CREATE INDEX lash_batches_deliverable ON {batches} (session_id, enqueue_seq) WHERE parked_ms IS NULL;
+CREATE INDEX lash_batches_deliverable ON {batches} (session_id, enqueue_seq) WHERE token IS NULL AND parked_ms IS NULL;
+CREATE INDEX lash_batches_by_token ON {batches} (token, session_id) WHERE token IS NOT NULL;
 
 -- Keys (and ids) of settled batches, remembered so that a late retry does not run the work again.
 CREATE TABLE {settled_keys} (

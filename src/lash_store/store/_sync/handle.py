@@ -12,10 +12,10 @@ from lash_store.blobs.spool import Source
 from lash_store.errors import NotFound, SessionMismatch
 from lash_store.model.attachment import AttachmentEntry, AttachmentPage, AttachmentRef
 from lash_store.model.commit import Commit, CommitPage, CommitRecord, Receipt
-from lash_store.model.graph import FULL, BranchPage, Node, NodePage, ReadScope
+from lash_store.model.graph import FULL, BranchPage, Node, NodePage, ReadScope, RunPage
 from lash_store.model.maintenance import VacuumReport
 from lash_store.model.queue import Batch, BatchPage, Boundary, Claim, Completion, Delivery, Depth, Slot
-from lash_store.model.session import Deletion, Relation, Session, Snapshot
+from lash_store.model.session import Component, Deletion, Relation, Session, Snapshot
 from lash_store.model.usage import Usage, UsageTotal
 from lash_store.store._sync.attachments import Attachments
 from lash_store.store._sync.queue import Queue
@@ -140,6 +140,16 @@ class SessionHandle:
         self.meet()
         return self._sessions.branches(self.session_id, limit=limit, cursor=cursor)
 
+    def runs(self, *, ends: int = 3, limit: int = 100, cursor: str | None = None) -> RunPage:
+        """The shape of the graph."""
+        self.meet()
+        return self._sessions.runs(self.session_id, ends=ends, limit=limit, cursor=cursor)
+
+    def components(self) -> tuple[Component, ...]:
+        """The components of the present checkpoint, without their bytes."""
+        self.meet()
+        return self._sessions.components(self.session_id)
+
     def tombstone(self, node_ids: Sequence[str]) -> int:
         """Hide nodes."""
         self.meet()
@@ -261,6 +271,11 @@ class SessionHandle:
         """Put a parked batch back."""
         self.meet()
         return self._queue.unpark(self.session_id, batch_id)
+
+    def batch(self, batch_id: str) -> Batch:
+        """One batch as it is now."""
+        self.meet()
+        return self._queue.get(self.session_id, batch_id)
 
     def list_work(self, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """All batches in enqueue order."""

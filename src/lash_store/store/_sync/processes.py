@@ -39,10 +39,11 @@ from lash_store.model.process import (
     Success,
     Wait,
 )
-from lash_store.ops import events, grants, leases, processes, pruning, semantics, starts, wakes
+from lash_store.ops import events, grants, leases, processes, pruning, semantics, shortcuts, starts, wakes
 from lash_store.ops.events import Appending, StaleRegistration, TargetMoved
 from lash_store.ops.leases import Wanted
 from lash_store.ops.processes import ProcessFilter, ProcessRow
+from lash_store.ops.statement import alone
 from lash_store.store.keys import keyed
 from lash_store.store.runtime import SyncRuntime, SyncTransactionRuntime
 
@@ -51,6 +52,9 @@ EVENTS_PER_APPEND_MAX = 1_000  # events of one append: it is one transaction
 
 
 log = logging.getLogger("lash_store")
+
+
+look = alone(processes.get)  # one statement, and one round trip
 
 
 class Processes:
@@ -182,12 +186,13 @@ class Processes:
                 registration_hash=registration_hash,
                 caused_by=None if cause is None else self._encoder.json(cause, "caused_by"),
                 events=prepared,
+                wake_target=registration.wake_target,
                 lease=_lease(lease),
                 fence_replays=fence_replays,
             )
             try:
                 with keyed(lone or base):
-                    rows = self._runtime.write(events.append, call)
+                    rows = self._runtime.write(shortcuts.append, call)
             except StaleRegistration:
                 self._runtime.registrations.drop(process_id)
             except TargetMoved:
@@ -200,7 +205,7 @@ class Processes:
         """The registration, which never changes, from memory or from the store."""
         held = self._runtime.registrations.get(process_id)
         if held is None:
-            row = self._runtime.read(processes.get, process_id)
+            row = self._runtime.read(look, process_id)
             held = (processes.stored_registration(row), bytes(row.registration_hash))
             self._runtime.registrations.put(process_id, held)
         return held
@@ -514,7 +519,7 @@ class Processes:
 
     def _row(self, process_id: str) -> ProcessRow:
         process_id = self._id(process_id)
-        return self._runtime.read(processes.get, process_id)
+        return self._runtime.read(look, process_id)
 
     def _grant(self, scope: Scope, process_id: str, descriptor: Descriptor) -> grants.PreparedGrant:
         if not isinstance(descriptor, Descriptor):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed

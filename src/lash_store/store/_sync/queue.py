@@ -21,7 +21,7 @@ from lash_store.model.queue import (
     Depth,
     Slot,
 )
-from lash_store.ops import claims, queue, watch
+from lash_store.ops import claims, queue, shortcuts, watch
 from lash_store.ops.claims import Claimed, LookAgain
 from lash_store.ops.prepare import prepare_batch, prepare_completion
 from lash_store.ops.queue import StoredBatch, verified
@@ -73,7 +73,7 @@ class Queue:
             prepared = prepare_batch(session_id, draft, self._encoder, "batch")
         with keyed(prepared.batch_id):
             done = self._runtime.write(
-                queue.enqueue,
+                shortcuts.enqueue,
                 prepared,
                 retention_ms=self._runtime.settled_key_retention_ms,
                 incarnation=self._incarnation,
@@ -98,7 +98,7 @@ class Queue:
         own = self._token(token)
         with keyed(own):
             claimed = self._runtime.write(
-                claims.claim,
+                shortcuts.claim,
                 self._id(session_id),
                 self._encoder.id(owner, "owner"),
                 boundary=_boundary(boundary),
@@ -156,7 +156,7 @@ class Queue:
             wait_for_locks = False
             while True:
                 found = self._runtime.write(
-                    claims.claim_next,
+                    shortcuts.claim_next,
                     owner,
                     lease_ms=lease_ms,
                     max_batches=max_batches,
@@ -204,7 +204,7 @@ class Queue:
 
     def settle(self, claim: Claim | Completion) -> int:
         """Settle work outside a commit: all of it, or ClaimLost and nothing."""
-        return self._runtime.write(claims.settle, prepare_completion(claim, self._encoder, "claim"), self._incarnation)
+        return self._runtime.write(shortcuts.settle, prepare_completion(claim, self._encoder, "claim"), self._incarnation)
 
     def cancel(self, session_id: str, batch_id: str) -> Batch | None:
         """Remove a batch no live claim holds; None when it is held or gone. Its source key is free again."""
@@ -227,6 +227,10 @@ class Queue:
         return verified(*self._runtime.write(queue.unpark, self._id(session_id), self._batch(batch_id), self._incarnation))
 
     # --- looking ----------------------------------------------------------------------------------------------------------
+
+    def get(self, session_id: str, batch_id: str) -> Batch:
+        """One batch as it is now; a settled one is gone."""
+        return verified(*self._runtime.read(queue.get, self._id(session_id), self._batch(batch_id), self._incarnation))
 
     def list(self, session_id: str, *, limit: int = 100, cursor: str | None = None) -> BatchPage:
         """All batches in enqueue order, claimed and parked ones too."""

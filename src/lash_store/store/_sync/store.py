@@ -24,6 +24,7 @@ from lash_store.store._sync.queue import Queue
 from lash_store.store.runtime import SyncRuntime
 from lash_store.store._sync.sessions import Sessions
 from lash_store.store._sync.transaction import Transaction
+from lash_store.store._sync.transfer import Transfer
 from lash_store.store._sync.triggers import Triggers
 from lash_store.store.url import DEFAULT_SCHEMA
 
@@ -40,6 +41,7 @@ class Store:
         self.triggers = Triggers(runtime)
         self.artifacts = Artifacts(runtime)
         self.maintenance = Maintenance(runtime)
+        self.transfer = Transfer(runtime)
 
     @classmethod
     def open(
@@ -60,8 +62,12 @@ class Store:
         listen_url: str | None = None,
         settled_key_retention_ms: int = SETTLED_KEY_RETENTION_MS,
         in_loop: bool = False,
+        read_only: bool = False,
     ) -> Self:
-        """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`. `in_loop`: block here, as notebooks do."""
+        """Open a path, `sqlite:///…`, `sqlite://:memory:` or `postgresql://…`. `in_loop`: block here, as notebooks do.
+
+        `read_only`: nothing is created, migrated or written, a SQLite file keeps its bytes, and every write is Misuse.
+        """
         options = Options(
             url=url,
             schema=schema,
@@ -78,6 +84,7 @@ class Store:
             listen_url=listen_url,
             settled_key_retention_ms=settled_key_retention_ms,
             in_loop=in_loop,
+            read_only=read_only,
         )
         return cls(open_sync_runtime(options, PROBES))
 

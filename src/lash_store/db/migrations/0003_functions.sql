@@ -1,0 +1,2 @@
+-- No table changes: PostgreSQL gets the functions behind the shortcuts of the hot operations.
+-- compatible_from: 2

@@ -1,0 +1,383 @@
+"""The shortcuts of PostgreSQL are the operations, compiled: the same histories, with and without them, give the same answers
+and leave the same rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from lash_store import (
+    Append,
+    AsyncStore,
+    BatchDraft,
+    Busy,
+    Commit,
+    Completion,
+    Corrupt,
+    Disconnected,
+    NodeDraft,
+    Usage,
+)
+from lash_store.db.postgres import PostgresDriver
+from lash_store.db.postgres_session import Session
+from lash_store.db.scripts import functions
+from lash_store.encode import derived_node_id
+from lash_store.model.limits import COUNTER_MAX
+from tests import test_model as of_sessions
+from tests import test_model_processes as of_processes
+from tests.conftest import drop_schema
+from tests.support import model_engines, model_steps, pmodel_engines, pmodel_steps
+from tests.support.effort import effort
+from tests.support.model_engines import Call
+
+KILL = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = $2
+"""
+
+session_bounds = of_sessions.small_bounds
+process_bounds = of_processes.small_bounds
+
+Open = Callable[[str], Any]
+
+
+class Taken:
+    """Which shortcuts were asked, and what they answered: the outcome they name, or that they declined."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[str] = Counter()
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Session, "publish", self._noting(Session.publish))
+        monkeypatch.setattr(Session, "call", self._noting(Session.call))
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def noted(session: Session, running: Any, shortcut: Any) -> Any:
+            rows = await method(session, running, shortcut)
+            said = "declined" if rows is None else rows[0][0] if isinstance(rows[0][0], str) else "done"
+            self.answers[f"{shortcut.function} {said}"] += 1
+            return rows
+
+        return noted
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
+    made = Taken()
+    made.watch(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def schemas(pg_url: str, pg_schema: str) -> Iterator[tuple[str, str]]:
+    """Two schemas: one with shortcuts, one without."""
+    plain = f"{pg_schema}_plain"
+    yield pg_schema, plain
+    asyncio.run(drop_schema(pg_url, plain))
+
+
+def both_ways(schemas: tuple[str, str], open: Open) -> list[Any]:
+    """An engine that takes the shortcuts, and one that goes the long way."""
+    engines = [open(schema) for schema in schemas]
+    engines[1].name = "postgresql without shortcuts"
+    for store in engines[1].stores:
+        driver = store._runtime.driver
+        assert isinstance(driver, PostgresDriver)
+        driver.shortcuts = False
+    return engines
+
+
+def close(engines: Sequence[Any]) -> None:
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.faults
+def test_sessions_are_the_same_with_and_without(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
+    engines = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, of_sessions.OPTIONS))
+    try:
+        world = model_steps.World(engines)
+        world.at_end = lambda: of_sessions.compare_rows(engines)
+        of_sessions.run(world, examples=effort(test=20, faults=1_000))
+    finally:
+        close(engines)
+    assert set(taken.answers) >= {
+        f"{function} {answer}"
+        for function, answers in {
+            "commit_v1": ("done", "declined"),
+            "enqueue_v1": ("fresh", "declined"),
+            "claim_v1": ("claimed", "nothing", "declined"),
+            "settle_v1": ("done",),
+        }.items()
+        for answer in answers
+    }, taken.answers
+
+
+@pytest.mark.faults
+def test_processes_are_the_same_with_and_without(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
+    engines = both_ways(schemas, lambda schema: pmodel_engines.PostgresEngine(pg_url, schema))
+    try:
+        world = pmodel_steps.World(engines)
+        world.at_end = lambda: of_processes.compare_rows(engines)
+        of_processes.run(world, examples=effort(test=15, faults=1_000))
+    finally:
+        close(engines)
+    assert set(taken.answers) >= {"append_v1 done", "append_v1 declined", "claim_v1 claimed"}, taken.answers
+
+
+def turn(turn_id: str, revision: int | None, text: str, **more: Any) -> Call:
+    """A commit of one node."""
+    graph = Append([NodeDraft(kind="user", body={"text": text}, **more.pop("node", {}))], **more.pop("append", {}))
+    return Call("sessions.commit", ("s", Commit(expected_revision=revision, graph=graph, turn_id=turn_id, **more)))
+
+
+def work(**more: Any) -> Call:
+    return Call("queue.enqueue", ("s", [more.pop("payload", 1)]), more)
+
+
+def held(batch_id: str, fence: int) -> Completion:
+    return Completion(session_id="s", claim_id="qwc:1:1", token="T", fence=fence, batch_ids=(batch_id,))
+
+
+USAGE = [Usage(source="x", model="m", input=1)]
+
+# What is done, and what the shortcut says to it; None: it is not even asked.
+SCRIPT: tuple[tuple[Call, str | None], ...] = (
+    (turn("t1", None, "the session is not there"), "commit_v1 declined"),
+    (turn("t2", 1, "straight", checkpoint={"a": b"1" * 400}, usage=[Usage(source="x", model="m", input=1)]), "commit_v1 done"),
+    (
+        turn("t2", 1, "straight", checkpoint={"a": b"1" * 400}, usage=[Usage(source="x", model="m", input=1)]),
+        "commit_v1 replayed",
+    ),
+    (turn("t2", 1, "other content"), "commit_v1 declined"),
+    (turn("t3", 1, "stale"), "commit_v1 moved"),
+    (turn("t4", 2, "a delta", checkpoint={"a": b"1" * 400 + b"2"}), "commit_v1 done"),
+    (turn("t5", 3, "a fork", node={"parent_id": derived_node_id("s", "t1", 0)}), "commit_v1 done"),
+    (turn("t6", 4, "a root", node={"parent_id": None}, append={"leaf": derived_node_id("s", "t2", 0)}), "commit_v1 done"),
+    (turn("t7", 5, "no such parent", node={"parent_id": "nobody"}), "commit_v1 declined"),
+    (turn("t8", 5, "no such leaf", append={"leaf": "nobody"}), "commit_v1 declined"),
+    (turn("t9", 5, "straight", node={"node_id": derived_node_id("s", "t2", 0)}), "commit_v1 declined"),
+    (turn("t10", 6, "a name beyond ASCII", checkpoint={"ä": b"1"}), "commit_v1 declined"),
+    (turn("t11", 7, "also when it is removed", checkpoint={"ä": None}), "commit_v1 declined"),
+    (turn("t12", 8, "too much", usage=[Usage(source="x", model="m", input=COUNTER_MAX)]), "commit_v1 declined"),
+    (turn("t13", 8, "rare", config={"a": 1}), None),
+    (turn("t14", 9, "work", enqueues=[BatchDraft(payloads=[1], batch_id="qwb:0")]), None),
+    (turn("t15", 10, "a frame", current_frame_id="f", checkpoint={"a": None, "b": b"2", "A": b"3"}), "commit_v1 done"),
+    (turn("t16", 11, "no intent", attachments=["0" * 64]), "commit_v1 declined"),
+    (work(batch_id="qwb:1", source_key="k"), "enqueue_v1 fresh"),
+    (work(batch_id="qwb:2", source_key="k"), "enqueue_v1 stored"),
+    (work(batch_id="qwb:2", source_key="k", payload=2), "enqueue_v1 declined"),
+    (work(batch_id="qwb:0", source_key="k"), "enqueue_v1 declined"),
+    (work(batch_id="qwb:1"), "enqueue_v1 declined"),
+    (work(batch_id="qwb:3", merge_key="m", max_attempts=1), "enqueue_v1 fresh"),
+    (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "T"}), "claim_v1 claimed"),
+    (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "T"}), "claim_v1 declined"),
+    (Call("queue.settle", (held("qwb:0", 9),)), "settle_v1 declined"),
+    (Call("queue.settle", (held("qwb:0", 1),)), "settle_v1 done"),
+    (Call("queue.settle", (held("qwb:0", 1),)), "settle_v1 declined"),
+    (work(batch_id="qwb:0"), "enqueue_v1 declined"),
+    (Call("queue.claim", ("s", "w"), {"lease_ms": 0, "token": "U", "max_batches": 9}), "claim_v1 claimed"),
+    (Call("queue.claim_next", ("w",), {"lease_ms": 1000, "max_batches": 9, "token": "V"}), "claim_v1 claimed"),
+    (turn("t17", None, "settles", completes=[held("qwb:1", 2)]), "commit_v1 declined"),
+    (turn("t18", None, "settles", completes=[replace(held("qwb:1", 3), token="V")]), "commit_v1 done"),
+    (turn("t18", None, "settles", completes=[replace(held("qwb:1", 3), token="V")]), "commit_v1 declined"),
+    (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "W"}), "claim_v1 claimed"),
+    (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "X"}), "claim_v1 nothing"),
+    (Call("queue.claim", ("nobody", "w"), {"lease_ms": 1000, "token": "X"}), "claim_v1 declined"),
+)
+
+
+@pytest.mark.parametrize("pooler", [False, True], ids=["alone", "in a transaction"])
+def test_each_answer_is_the_operations_own(pg_url: str, schemas: tuple[str, str], taken: Taken, pooler: bool) -> None:
+    engines = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, {"pooler": pooler}))
+    try:
+        for engine in engines:
+            engine.set_clock(1_000)
+        for call, answer in SCRIPT:
+            taken.answers.clear()
+            one, other = (engine.call(model_engines.ASYNC, call) for engine in engines)
+            assert (one.value, type(one.error), str(one.error)) == (other.value, type(other.error), str(other.error)), call
+            assert list(taken.answers) == ([] if answer is None else [answer]), call
+            of_sessions.compare_rows(engines)
+    finally:
+        close(engines)
+
+
+def test_a_base_that_was_replaced_is_told_in_one_round_trip(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
+    engines = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, {}))
+    try:
+        for engine in engines:
+            engine.set_clock(1_000)
+        for revision, door in enumerate((model_engines.ASYNC, model_engines.SYNC, model_engines.ASYNC)):
+            call = turn(f"t{revision}", revision, "x", checkpoint={"a": b"x" * 500 + b"%d" % revision})
+            one, other = (engine.call(door, call) for engine in engines)
+            assert one.error is None
+            assert one.value == other.value
+        of_sessions.compare_rows(engines)
+    finally:
+        close(engines)
+    assert taken.answers == {"commit_v1 declined": 1, "commit_v1 done": 2, "commit_v1 full": 1}
+
+
+def test_a_key_that_is_remembered_and_waits_again_is_a_settled_one(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
+    """A store that remembers for longer than the one that took the key again still says that it was done."""
+    options = {"settled_key_retention_ms": 1_000}
+    engines = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, options))
+    calls = (
+        (1_000, turn("t", None, "x")),
+        (1_000, work(batch_id="qwb:1", source_key="k")),
+        (1_000, Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "T"})),
+        (1_000, Call("queue.settle", (held("qwb:1", 1),))),
+        (3_000, work(batch_id="qwb:2", source_key="k")),
+        (1_500, work(batch_id="qwb:3", source_key="k")),
+    )
+    try:
+        for now_ms, call in calls:
+            for engine in engines:
+                engine.set_clock(now_ms)
+            one, other = (engine.call(model_engines.ASYNC, call) for engine in engines)
+            assert (one.value, one.error) == (other.value, None), call
+        of_sessions.compare_rows(engines)
+    finally:
+        close(engines)
+    assert taken.answers == {
+        "commit_v1 declined": 1,
+        "enqueue_v1 fresh": 2,
+        "claim_v1 claimed": 1,
+        "settle_v1 done": 1,
+        "enqueue_v1 declined": 1,
+    }
+
+
+def test_bulk_goes_the_long_way(pg_url: str, pg_schema: str, taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lash_store.ops.shortcuts.NODES_MAX", 2)
+    monkeypatch.setattr("lash_store.ops.shortcuts.COMPONENTS_MAX", 2)
+
+    async def scene(store: AsyncStore, side: Any) -> None:
+        for revision, count in enumerate((2, 3, 2), start=1):
+            nodes = [NodeDraft(kind="user", body=i) for i in range(count)]
+            await store.sessions.commit("s", Commit(expected_revision=revision, graph=Append(nodes)))
+        for revision, count in enumerate((2, 3, 2), start=4):
+            checkpoint = {f"{revision}-{i}": b"1" for i in range(count)}
+            await store.sessions.commit("s", Commit(expected_revision=revision, graph=Append([]), checkpoint=checkpoint))
+
+    asyncio.run(beside(scene, pg_url, pg_schema))
+    assert taken.answers == {"commit_v1 declined": 1, "commit_v1 done": 4}
+
+
+def test_a_checkpoint_of_very_many_components_goes_the_long_way(pg_url: str, pg_schema: str, taken: Taken) -> None:
+    async def scene(store: AsyncStore, side: Any) -> None:
+        many = {f"{i:03}": b"1" for i in range(500)}
+        for revision, checkpoint in enumerate((many, {"more": b"1"}, {"more": b"2"}), start=1):
+            await store.sessions.commit("s", Commit(expected_revision=revision, graph=Append([]), checkpoint=checkpoint))
+        assert len((await store.sessions.load("s")).checkpoint) == 501
+
+    asyncio.run(beside(scene, pg_url, pg_schema))
+    assert taken.answers == {"commit_v1 declined": 2, "commit_v1 done": 1}
+
+
+@pytest.mark.parametrize("suffix", ["$$", " \"q\" 'a' {x} %s :y ; --"])
+def test_a_schema_may_have_any_name(pg_url: str, pg_schema: str, taken: Taken, suffix: str) -> None:
+    async def scene(store: AsyncStore, side: Any) -> None:
+        assert (await store.sessions.commit("s", blind("t2"))).revision == 2
+
+    named = pg_schema + suffix
+    try:
+        asyncio.run(beside(scene, pg_url, named))
+    finally:
+        asyncio.run(drop_schema(pg_url, named.replace('"', '""')))
+    assert taken.answers["commit_v1 done"] == 1
+
+
+def test_digests_do_not_depend_on_how_the_server_reads_backslashes(pg_url: str, pg_schema: str, taken: Taken) -> None:
+    async def scene(store: AsyncStore, side: Any) -> None:
+        await store.sessions.commit("s", blind("t2"))
+        assert [record.turn_id for record in (await store.sessions.commits("s")).commits] == ["t1", "t2"]
+
+    separator = "&" if "?" in pg_url else "?"
+    asyncio.run(beside(scene, f"{pg_url}{separator}standard_conforming_strings=off", pg_schema))
+    assert taken.answers["commit_v1 done"] == 1
+
+
+def test_a_damaged_batch_is_not_handed_out(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
+    engine = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, {}))
+    try:
+        for each in engine:
+            each.call(model_engines.ASYNC, turn("t", None, "x"))
+            each.call(model_engines.ASYNC, work(batch_id="qwb:1"))
+            each.execute(f"UPDATE {each.table('batches')} SET payloads = '[2]'")
+            refused = each.call(model_engines.ASYNC, Call("queue.claim", ("s", "w"), {"lease_ms": 1000}))
+            assert isinstance(refused.error, Corrupt)
+            assert each.execute(f"SELECT attempts FROM {each.table('batches')}") == [(0,)]
+    finally:
+        close(engine)
+    assert taken.answers["claim_v1 declined"] == 1
+
+
+def test_a_lost_answer_leaves_the_outcome_open(pg_url: str, pg_schema: str) -> None:
+    """A function that is a transaction of its own may have committed when its connection breaks."""
+
+    async def scene(store: AsyncStore, side: Any) -> None:
+        async with side.transaction():
+            await side.execute(f'SELECT 1 FROM "{pg_schema}".sessions FOR UPDATE')
+            committing = asyncio.create_task(store.sessions.commit("s", blind("t2")))
+            while not await side.fetchval(KILL, pg_schema, "Lock"):
+                pass
+        with pytest.raises(Disconnected) as lost:
+            await committing
+        assert lost.value.key == "t2"
+        assert (await store.sessions.commit("s", blind("t2"))).revision == 2
+
+    asyncio.run(beside(scene, pg_url, pg_schema))
+
+
+def test_a_lock_that_is_not_had_in_time_is_busy(pg_url: str, pg_schema: str) -> None:
+    async def scene(store: AsyncStore, side: Any) -> None:
+        async with side.transaction():
+            await side.execute(f'SELECT 1 FROM "{pg_schema}".sessions FOR UPDATE')
+            with pytest.raises(Busy):
+                await store.sessions.commit("s", blind("t2"))
+        assert (await store.sessions.commit("s", blind("t2"))).revision == 2
+
+    asyncio.run(beside(scene, pg_url, pg_schema, lock_ms=50))
+
+
+def test_a_connection_that_rested_is_tried_before_something_is_at_stake(
+    pg_url: str, pg_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died unnoticed; the turn is then committed on another one, without a doubt."""
+
+    async def scene(store: AsyncStore, side: Any) -> None:
+        monkeypatch.setattr("lash_store.db.pool.LATELY_MS", 0)
+        assert await side.fetchval(KILL, pg_schema, "Client")
+        assert (await store.sessions.commit("s", blind("t2"))).revision == 2
+
+    asyncio.run(beside(scene, pg_url, pg_schema, pool_size=1))
+
+
+def blind(turn_id: str) -> Commit:
+    """A turn of one node that expects no revision."""
+    return Commit(expected_revision=None, graph=Append([NodeDraft(kind="user", body=1)]), turn_id=turn_id)
+
+
+async def beside(scene: Callable[[AsyncStore, Any], Awaitable[None]], url: str, schema: str, **options: Any) -> None:
+    """A store with a session, and a connection beside it."""
+    side = await asyncpg.connect(url)
+    try:
+        named = f"{url}{'&' if '?' in url else '?'}application_name={schema}"
+        async with AsyncStore.open(named, schema=schema, **options) as store:
+            await store.sessions.commit("s", blind("t1"))
+            await scene(store, side)
+    finally:
+        await side.close()
+
+
+def test_every_function_is_named_by_its_version() -> None:
+    """An older library calls the function it was written with, also after a newer one has brought the schema up."""
+    names = [text.partition("{schema}.")[2].partition("(")[0] for text in functions()]
+    assert {"commit_v1", "append_v1", "enqueue_v1", "claim_v1", "settle_v1"} <= set(names)
