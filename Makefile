@@ -8,16 +8,20 @@ JOBS ?= 2
 ARGS ?=
 PY := .venv/bin/python
 CORE := .venv/.core-installed
+CLI := .venv/.cli-installed
 DEV := .venv/.dev-installed
 
-.PHONY: help demo example test check faults bench sync clean
+.PHONY: help demo recording example test check faults bench bench-quick site sync clean
 
 help: ## Print this list
 	@echo "usage: make <target>"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-demo: $(CORE) ## Show a session that survives a SIGKILL in mid-turn, on an embedded SQLite file
-	@$(PY) -m tools.demo
+demo: $(CLI) ## Watch an agent whose workers are killed, on an embedded SQLite file (ARGS='--fast')
+	@$(PY) -m lash_store.cli demo $(ARGS)
+
+recording: $(DEV) ## Record the demo again as docs/assets/demo.svg
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m tools.recording docs/assets/demo.svg
 
 example: $(CORE) ## Show an agent whose background process wakes it, and a schedule
 	@$(PY) examples/background_agent.py
@@ -35,14 +39,21 @@ check: $(DEV) ## Lint, types, the import law, and whether the generated sync cod
 faults: $(DEV) ## Run the kill, interleaving and model tests with their large numbers (hours)
 	@LASH_STORE_FAULTS=1 $(PY) -m pytest -m faults --timeout=0 -n $(JOBS) --dist loadgroup $(ARGS)
 
-bench: $(DEV) ## Measure how fast waiters wake and what waiting costs, on both engines; writes bench/results (3 minutes)
-	@$(PY) -m bench.wake
+bench: $(DEV) ## Measure ours, the floors and the peers, and show it in the documentation (a quarter of an hour)
+	@$(PY) -m bench $(ARGS)
+	@$(PY) -m bench.publish
+
+bench-quick: $(DEV) ## The same workloads, smaller, below five minutes; changes no page
+	@$(PY) -m bench --quick $(ARGS)
+
+site: $(DEV) ## Build the documentation as a site in build/site; a warning is an error, and nothing is fetched
+	@$(PY) -m tools.site
 
 sync: $(DEV) ## Generate the sync facades again from the async ones
 	@$(PY) -m tools.unasync
 
 clean: ## Remove what was built, the caches and the virtual environment
-	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench dist build .pytest_cache .ruff_cache .hypothesis
 	find src tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. A stamp newer than pyproject.toml means it is complete, so that a second call costs nothing.
@@ -65,9 +76,13 @@ $(CORE): pyproject.toml | $(PY)
 	@$(call install,.)
 	@touch $@
 
+$(CLI): pyproject.toml | $(PY)
+	@$(call install,.[cli])
+	@touch $(CORE) $@
+
 $(DEV): pyproject.toml | $(PY)
 	@$(call install,.[dev])
-	@touch $(CORE) $@
+	@touch $(CORE) $(CLI) $@
 
 define install
 if command -v uv >/dev/null; then \
