@@ -33,6 +33,7 @@ PLANTED = {
     "stored data is YAML": ("cli/main.py", "import yaml"),
     "a shelf is opened": ("testing/laws.py", "import shelve"),
     "a second SQLite library opens the file": ("cli/main.py", "import sqlite3"),
+    "the kit opens the file with a second SQLite library": ("testing/engines.py", "import sqlite3"),
     "stored data is evaluated": ("encode.py", "value = eval(text)"),
     "stored data is executed": ("store/store.py", "exec(text)"),
     "an operation reads a client's clock": ("ops/queue.py", "from time import time_ns"),
@@ -57,6 +58,7 @@ ALLOWED = {
     ),
     "the facades know everything below": ("store/store.py", "from lash_store.db.sqlite import SqliteDriver"),
     "the laws use the public names": ("testing/laws.py", "from lash_store import Store, errors"),
+    "the example backend lives in memory": ("testing/example/engine.py", "import sqlite3"),
     "SQL is literal": ("ops/queue.py", "def f(s):\n    yield from fetch('SELECT 1 WHERE :s', s=s)"),
     "SQL is a sum of constants": ("ops/queue.py", "A = 'SELECT 1'\nB = A + ' LIMIT 1'\ndef f():\n    yield from fetch(B)"),
     "SQL is chosen from a table": (

@@ -1,4 +1,7 @@
-"""What a law needs of a store under test: handles on one durable backing, a clock it can move, and a raw door."""
+"""What a law needs of a store under test: handles on one durable backing, a clock it can move, and a raw door.
+
+`OwnBackend` makes one of a factory, and `OwnBytes` one for byte stores.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from lash_store import AsyncStore
+    from lash_store.blobs.protocol import ByteStore
 
 # Every table that holds state of sessions. Laws compare them raw, to show that a refusal changed nothing.
 STATE_TABLES = (
@@ -46,7 +50,7 @@ class Backend(Protocol):
 
     @property
     def engine(self) -> str:
-        """ "sqlite" or "postgresql"."""
+        """What the store calls its engine: "sqlite", "postgresql", or a name of its own."""
         ...
 
     async def open(self, **options: Any) -> AsyncStore:
@@ -67,4 +71,20 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Close every handle."""
+        ...
+
+
+class ByteBackend(Protocol):
+    """One fresh, empty place for bytes. A law opens as many handles on it as it likes."""
+
+    async def open(self) -> ByteStore:
+        """A new handle on the same place."""
+        ...
+
+    async def damage(self, attachment_id: str, data: bytes) -> None:
+        """Put other bytes under a name, behind the store's back."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the place."""
         ...

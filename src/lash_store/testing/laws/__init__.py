@@ -1,8 +1,12 @@
-"""The laws, one file per noun. A law is `async def law(backend)`; its name is the promise, its docstring the rule."""
+"""The laws, one file per noun. A law is `async def law(backend)`; its name is the promise, its docstring the rule.
+
+Those of `byte_stores` are about a place for bytes, all others about a store.
+"""
 
 from lash_store.testing.laws import (
     artifacts,
     attachments,
+    byte_stores,
     checkpoints,
     claims,
     commits,
@@ -26,6 +30,8 @@ from lash_store.testing.laws import (
     waits,
     wakes,
 )
+
+__all__ = ["MODULES", "byte_stores"]
 
 MODULES = (
     sessions,

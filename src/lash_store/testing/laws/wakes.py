@@ -137,11 +137,11 @@ async def an_append_whose_wake_cannot_be_enqueued_leaves_nothing(backend: Backen
     """Event and wake are one transaction: when the inbox fails, the log does not know the event either."""
     store = await _store(backend, WAKE)
     table = backend.table("batches")
-    await backend.raw(f"ALTER TABLE {table} RENAME TO {'lash_away' if backend.engine == 'sqlite' else 'away'}")
     away = backend.table("away")
+    await backend.raw(f"ALTER TABLE {table} RENAME TO {_alone(away)}")
     with refused(StoreError):
         await store.processes.append("p", "process.wake", {"text": "x"}, replay_key="k")
-    await backend.raw(f"ALTER TABLE {away} RENAME TO {'lash_batches' if backend.engine == 'sqlite' else 'batches'}")
+    await backend.raw(f"ALTER TABLE {away} RENAME TO {_alone(table)}")
     again = await backend.open()
     assert (await log(again, "p"), (await again.processes.get("p")).last_sequence) == ([], 0)
     appended = await again.processes.append("p", "process.wake", {"text": "x"}, replay_key="k")
@@ -319,3 +319,8 @@ async def an_end_may_wake(backend: Backend) -> None:
     await store.processes.append("p", "end", {"x": 1}, replay_key="end")
     assert (await store.processes.get("p")).output == Success({"x": 1})
     assert inputs(await inbox(store, "s")) == ["done: 1"]
+
+
+def _alone(table: str) -> str:
+    """A table's name without its schema: where it is renamed to, it stays."""
+    return table.rpartition(".")[2]
