@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
-import json
 import os
 import re
+import secrets
+import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import asyncpg
+import click
 import pytest
 
 import lash_store
-from bench.wake import RESULTS, tables
 from lash_store import errors
+from lash_store.cli.app import cli
 from lash_store.db.shape import shipped_shape
 from lash_store.errors import StoreError
 from lash_store.testing import all_laws, law_name
@@ -28,13 +34,15 @@ README = PROJECT / "README.md"
 PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md"), *(PROJECT / "examples").glob("*.md")])
 README_LINES_MAX = 150
 EXAMPLE_LINES_MAX = 20
-RUNTIME_EXTRAS = ("postgres", "s3", "cron")
-PROGRAM_SECONDS = 60
+RUNTIME_EXTRAS = ("postgres", "s3", "cron", "cli")
+PROGRAM_SECONDS = 180  # a hang, on the busiest machine; one page runs every law
 
 FENCE = re.compile(r"^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)\s]+)\)")
-LANGUAGES = {"python", "python postgres"}  # another one would be a block that nobody runs
+LANGUAGES = {"python", "python postgres", "sql", "shell"}  # another one would be a block that nobody runs
 EXAMPLE_URL = "postgresql://user:secret@host/agents"
+SHELL_PAGES = [DOCS / "operate" / "README.md", DOCS / "operate" / "backups-and-upgrades.md", DOCS / "howto" / "retention.md"]
+ROLES_PAGE = DOCS / "howto" / "least-privilege.md"  # the one page with SQL of its own, and roles
 
 
 def name_of(page: Path) -> str:
@@ -64,21 +72,51 @@ def run(code: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr  # of a thread, or logged by a hook
 
 
 # --- programs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.parametrize("page", [param for param in pages_with("python") if param.values[0] not in SHELL_PAGES])
 def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
     run(program(page, "python"), tmp_path)
 
 
-@pytest.mark.parametrize("page", pages_with("python postgres"))
+@pytest.mark.parametrize("page", [param for param in pages_with("python postgres") if param.values[0] != ROLES_PAGE])
 def test_the_postgresql_programs_of_a_page_run(page: Path, tmp_path: Path, pg_url: str, pg_schema: str) -> None:
     code = program(page, "python postgres")
     assert EXAMPLE_URL in code
-    run(code.replace(f'"{EXAMPLE_URL}"', f"{pg_url!r}, schema={pg_schema!r}"), tmp_path)
+    opened = re.sub(rf'open\(\s*"{re.escape(EXAMPLE_URL)}"', lambda _: f"open({pg_url!r}, schema={pg_schema!r}", code)
+    run(opened.replace(f'"{EXAMPLE_URL}"', repr(pg_url)), tmp_path)
+
+
+def test_the_roles_of_the_page_about_them_can_do_what_it_says(
+    tmp_path: Path, pg_url: str, pg_tcp_url: str, pg_schema: str
+) -> None:
+    roles = {role: f"{role}_{secrets.token_hex(4)}" for role in ("agent_owner", "agent_app", "agent_view")}
+    sql, code = program(ROLES_PAGE, "sql"), program(ROLES_PAGE, "python postgres")
+    passwords = dict(re.findall(r"CREATE ROLE (\w+) +LOGIN PASSWORD '([^']+)'", sql))
+    assert passwords.keys() == roles.keys()
+    for role, name in roles.items():
+        url = f"postgresql://{name}:{quote(passwords[role])}@{pg_tcp_url.partition('@')[2]}"
+        code = code.replace(f'"postgresql://{role}@host/agents"', repr(url))
+        sql = sql.replace(role, name)
+    code = re.sub(r"Store\.open\((\w+)", rf"Store.open(\1, schema={pg_schema!r}", code)
+    try:
+        asyncio.run(administer(pg_url, sql.replace("lash_store", pg_schema)))
+        run(code.replace("TABLE lash_store.", f"TABLE {pg_schema}."), tmp_path)
+    finally:
+        for name in reversed(roles.values()):  # one by one: PostgreSQL trips over default privileges of several at once
+            asyncio.run(administer(pg_url, f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}"))
+
+
+async def administer(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "quickstart.md"], ids=name_of)
@@ -93,11 +131,81 @@ def test_the_same_program_runs_on_postgresql(page: Path, tmp_path: Path, pg_url:
 def test_every_block_has_a_language_that_is_run() -> None:
     strange = {(name_of(page), fence["language"]) for page in PAGES for fence in FENCE.finditer(page.read_text())}
     assert {(page, language) for page, language in strange if language not in LANGUAGES} == set()
+    assert {page for page, language in strange if language == "sql"} == {name_of(ROLES_PAGE)}
 
 
 def test_a_program_that_fails_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         run("1 / 0", tmp_path)
+
+
+# --- commands -------------------------------------------------------------------------------------------------------------
+
+COMMAND = re.compile(r"^(?: {4}|\$ |)(?P<line>lash-store .+)$", re.MULTILINE)
+INLINE = re.compile(r"`(?P<line>lash-store [^`]+)`")
+PLACEHOLDER = re.compile(r"[A-Z_]+|…|\.\.\.|\[|<")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_on_a_page_has_its_verbs_and_options(page: Path) -> None:
+    for line in commands_in(page):
+        check_command(line)
+
+
+def test_some_page_shows_the_command_line() -> None:
+    assert any(list(commands_in(page)) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", SHELL_PAGES, ids=name_of)
+def test_the_commands_of_a_page_run_after_its_program(page: Path, tmp_path: Path) -> None:
+    run(program(page, "python"), tmp_path)
+    for line in filter(None, program(page, "shell").splitlines()):
+        words = shlex.split(line, comments=True)
+        assert words[0] == "lash-store"
+        command = [sys.executable, "-m", "lash_store.cli", *words[1:]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
+        assert done.returncode == 0, line + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("line", ["lash-store session lits", "lash-store gc --frobnicate", "lash-store sesion list"])
+def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
+    with pytest.raises(AssertionError, match="no such"):
+        check_command(line)
+
+
+def commands_in(page: Path) -> Iterator[str]:
+    """Every call of the program that a page shows: in blocks, and in the middle of a sentence."""
+    text = page.read_text()
+    shown = "\n".join(fence["code"] for fence in FENCE.finditer(text) if fence["language"] == "shell")
+    prose = FENCE.sub("", text)
+    indented = "\n".join(line for line in prose.splitlines() if line.startswith("    "))
+    for found in [*COMMAND.finditer(shown), *COMMAND.finditer(indented), *INLINE.finditer(prose)]:
+        yield found["line"]
+
+
+def check_command(line: str) -> None:
+    """The words up to the first pipe name verbs, options that those know, and the options' values."""
+    words = shlex.split(re.split(r" (?:\||>|&&|;)", line)[0], comments=True)[1:]
+    command: click.Command = cli
+    known = options_of(command)
+    while words:
+        word = words.pop(0)
+        if word.startswith("-") and word != "-":
+            name, value, _ = word.partition("=")
+            assert name in known, f"no such option in {line!r}: {name!r} of {command.name}"
+            if known[name] and not value and words:
+                words.pop(0)
+        elif isinstance(command, click.Group) and not PLACEHOLDER.match(word):
+            assert word in command.commands, f"no such verb in {line!r}: {word!r} of {command.name}"
+            command = command.commands[word]
+            known |= options_of(command)
+
+
+def options_of(command: click.Command) -> dict[str, bool]:
+    """The names of a command's options, each with whether it takes a value."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    named = {name: not option.is_flag for option in options for name in [*option.opts, *option.secondary_opts]}
+    return {"--help": False, "-h": False, "--version": False, **named}
 
 
 # --- form -----------------------------------------------------------------------------------------------------------------
@@ -205,6 +313,13 @@ def facade_has(colour: str, path: list[str]) -> bool:
     return hasattr(facade, verb)
 
 
+def test_the_quickstart_lists_every_argument_of_open() -> None:
+    given = {name for store in (lash_store.Store, lash_store.AsyncStore) for name in inspect.signature(store.open).parameters}
+    cells = [row[1] for row in table_rows((DOCS / "quickstart.md").read_text())]
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    assert given == listed
+
+
 def test_every_error_is_documented_with_its_fields() -> None:
     rows = {row[1].strip("`"): row[3] for row in table_rows((DOCS / "errors.md").read_text()) if len(row) > 4}
     known = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, StoreError)}
@@ -258,12 +373,3 @@ def test_the_developers_extra_holds_the_others() -> None:
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     others = {requirement for extra, requirements in extras.items() if extra != "dev" for requirement in requirements}
     assert others - set(extras["dev"]) == set()
-
-
-# --- numbers --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_numbers_of_the_performance_page_are_those_that_were_measured() -> None:
-    text = (DOCS / "performance.md").read_text()
-    for table in tables(json.loads(RESULTS.read_text())).split("\n\n"):
-        assert table in text
