@@ -1,5 +1,6 @@
-"""Connections to PostgreSQL, handed over first-in first-out.
+"""Connections to PostgreSQL. The one used last goes out first; those who wait are served in the order they came.
 
+A warm connection has its statements prepared and its functions compiled, which takes a cold one some twenty milliseconds.
 No round trip is spent on resetting one: an operation leaves none dirty.
 A connection that broke, or failed while it committed, is closed and never handed out again.
 """
@@ -110,7 +111,7 @@ class OwnPool:
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
-            idle = self._idle.popleft()
+            idle = self._idle.pop()
             if self._is_fresh(idle):
                 return idle.connection
             self._retire(idle.connection)
