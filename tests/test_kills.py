@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.ground import ENGINES, Ground, ground_of
 from tests.support.killer import History, Hunt, hunt
 from tests.support.ledger import audit
 from tests.support.seeds import fresh_seed
+from tests.support.ways import WAYS, Way
 
 pytestmark = pytest.mark.faults
 
@@ -25,11 +27,13 @@ def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Ground:
     return ground_of(request.param, request, tmp_path)
 
 
-async def one_round(ground: Ground, name: str, *, kills: int, hasty: bool = False) -> tuple[History, list[str]]:
+async def one_round(
+    ground: Ground, name: str, *, kills: int, hasty: bool = False, ways: Sequence[Way] = WAYS
+) -> tuple[History, list[str]]:
     """Kill, then hold what the victims said against the database."""
     sessions = [f"{name}-shared", f"{name}-other"]
     seed = f"{fresh_seed()} {name}"
-    order = Hunt(name=name, kills=kills, seed=seed, url=ground.url, schema=ground.schema, sessions=sessions, hasty=hasty)
+    order = Hunt(name=name, kills=kills, seed=seed, sessions=sessions, hasty=hasty, ways=ways, **ground.place)
     history = await asyncio.to_thread(hunt, order)
     return history, await audit(ground.backend, history, sessions)
 
@@ -50,15 +54,16 @@ async def many_kills(ground: Ground, kills: int) -> None:
     assert in_window >= kills / 3, "too few kills fell between the first statement and the answer"
 
 
-def test_an_answer_before_commit_is_caught(ground: Ground) -> None:
+@pytest.mark.parametrize(("ground", "way"), [("sqlite", "long"), *(("postgresql", way) for way in WAYS)], indirect=["ground"])
+def test_an_answer_before_commit_is_caught(ground: Ground, way: Way) -> None:
     """Negative control: drivers that answer before COMMIT lose acknowledged work, and the audit says so."""
-    asyncio.run(kills_until_loss(ground))
+    asyncio.run(kills_until_loss(ground, way))
 
 
-async def kills_until_loss(ground: Ground) -> None:
+async def kills_until_loss(ground: Ground, way: Way) -> None:
     await (await ground.backend.open()).close()  # the tables must be there to be missed in
     for n in range(CONTROL_ROUNDS):
-        _, complaints = await one_round(ground, f"c{n}", kills=CONTROL_KILLS, hasty=True)
+        _, complaints = await one_round(ground, f"c{n}", kills=CONTROL_KILLS, hasty=True, ways=[way])
         if any("was acknowledged" in complaint for complaint in complaints):
             await ground.backend.close()
             return

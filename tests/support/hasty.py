@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
-from lash_store.db import postgres, postgres_session, sqlite_writer
+from lash_store.db import pool, postgres, postgres_session, sqlite_writer
 
 SLOW_COMMIT_S = 0.005  # stretches the moment in which the answer is out and the commit is not
 
@@ -16,9 +16,10 @@ _early: ContextVar[asyncio.Future[Any] | None] = ContextVar("early", default=Non
 
 
 def answer_before_commit() -> None:
-    """Plant it in this process, in both drivers."""
+    """Plant it in this process, in both drivers, and in every way of PostgreSQL."""
     _plant_in_sqlite()
     _plant_in_postgres()
+    commit_shortcuts_late(SLOW_COMMIT_S)
 
 
 def _plant_in_sqlite() -> None:
@@ -66,3 +67,37 @@ def _plant_in_postgres() -> None:
     driver: Any = postgres.PostgresDriver
     session: Any = postgres_session.Session
     driver.run, session.run, session.commit = hasty, tell, late
+
+
+def commit_shortcuts_late(slow_s: float) -> None:
+    """Take what a function answers for published: ring and answer first, commit when the connection goes back to its pool."""
+    publish, release = postgres_session.Session.publish, pool.OwnPool.release
+    commits = set[asyncio.Task[None]]()
+
+    async def unpublished(session: postgres_session.Session, running: Any, shortcut: Any) -> list[Any] | None:
+        await session.connection.execute("BEGIN")
+        try:
+            rows = await publish(session, running, shortcut)
+        except BaseException:
+            await session.end()
+            raise
+        if rows is None:
+            await session.end()
+        return rows
+
+    async def commit(owner: pool.OwnPool, connection: pool.Connection) -> None:
+        await asyncio.sleep(slow_s)
+        await connection.execute("COMMIT")
+        await release(owner, connection, broken=False)
+
+    async def release_uncommitted(owner: pool.OwnPool, connection: pool.Connection, *, broken: bool) -> None:
+        if broken or not connection.is_in_transaction():
+            await release(owner, connection, broken=broken)
+            return
+        task = asyncio.get_running_loop().create_task(commit(owner, connection))
+        commits.add(task)
+        task.add_done_callback(commits.discard)
+
+    session, owner = postgres_session.Session, pool.OwnPool
+    setattr(session, "publish", unpublished)  # noqa: B010 - a type checker is right to refuse the plain spelling
+    setattr(owner, "release", release_uncommitted)  # noqa: B010 - as above

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec import Struct, field
 
 from tests.support.deeds import Answer, Deed
 from tests.support.victim import Life, Role, live
+from tests.support.ways import WAYS, Way
 
 PROJECT = Path(__file__).resolve().parents[2]
 ALIVE = 3  # victims at a time: enough to collide, few enough for two cores
@@ -39,13 +41,14 @@ class Hunt(Struct, frozen=True, kw_only=True):
     schema: str
     sessions: list[str]
     hasty: bool = False
+    ways: Sequence[Way] = WAYS  # each life takes one of them
 
 
 class History(Struct, kw_only=True):
     """All that was ever said by victims. Deeds and answers are in the order in which they were heard."""
 
     kills: int = 0
-    in_window: int = 0  # killed between the first statement and the answer of a deed
+    in_window: int = 0  # killed between the first statement, or the call of a function, and the answer of a deed
     begun: list[Deed] = field(default_factory=list[Deed])
     answers: list[Answer] = field(default_factory=list[Answer])
     failures: list[str] = field(default_factory=list[str])
@@ -188,6 +191,7 @@ class Killer:
             sessions=order.sessions,
             redo=redo,
             hasty=order.hasty,
+            way=self._chance.choice(order.ways),
         )
 
     def _listen(self) -> None:

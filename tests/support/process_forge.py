@@ -1,6 +1,7 @@
 """A warm process without threads that forks others on request: they begin in milliseconds, and never share an open store.
 
-`python -m tests.support.process_forge forge {}`. An order names what to `do`; the answer is the child's status and its words.
+`python -m tests.support.process_forge forge {}`. An order names what to `do`; the answer is the child's status
+and its words. With `announce`, its pid comes first.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def _child(order: Word) -> tuple[int, list[Word]]:
     ours, theirs = os.pipe()
     pid = fork(lambda: CHILDREN[order["do"]](order, lambda **word: _write(theirs, word)))
     os.close(theirs)
+    if order.get("announce"):
+        say(pid=pid)
     with os.fdopen(ours) as voice:
         words = [json.loads(line) for line in voice]
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), words

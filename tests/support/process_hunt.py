@@ -18,6 +18,7 @@ from tests.support.actor import Word
 from tests.support.process_plants import plant
 from tests.support.process_scene import job_of
 from tests.support.process_victim import Tell, fork, opened
+from tests.support.ways import Way, go
 
 ALIVE = 3  # workers at a time: enough to collide, few enough for two cores
 BLIND = 0.2  # of the kills fall anywhere in a short life, while the store opens too
@@ -67,6 +68,7 @@ class Life(Struct, frozen=True, kw_only=True):
     name: str
     seed: str
     job: Word
+    way: Way
     redo: Sequence[str] = ()
     last: bool = False
 
@@ -154,6 +156,7 @@ class Worker:
 def live(life: Life, pipe: int) -> None:
     """Open the store after the fork, as everybody must, and work."""
     try:
+        go(life.way)
         plant(life.job["plants"])
         with opened_patiently(life.job) as store:
             Worker(life, store, pipe).work()
@@ -260,7 +263,9 @@ class Hunter:
         self._born += 1
         name = f"{self._job['name']}.{self._born}"
         redo, self._doubts = self._doubts, []
-        prey = Prey(Life(name=name, seed=f"{self._job['seed']} {name}", job=self._job, redo=redo, last=last), self._chance)
+        way: Way = self._chance.choice(self._job["ways"])
+        life = Life(name=name, seed=f"{self._job['seed']} {name}", job=self._job, way=way, redo=redo, last=last)
+        prey = Prey(life, self._chance)
         self._alive[prey.pipe] = prey
         return prey
 

@@ -14,6 +14,7 @@ from lash_store.ops.heads import Head, lock_sessions
 from lash_store.ops.queue import PreparedBatch, insert_batches
 from lash_store.ops.statement import Op, database_now
 from lash_store.store._sync.processes import Processes
+from tests.support.hasty import commit_shortcuts_late
 
 SLOW_COMMIT_S = 0.05  # stretches the moment in which the ring is out and the commit is not
 NEVER_S = 86_400.0
@@ -26,7 +27,7 @@ def change(owner: Any, name: str, value: object) -> None:
 
 
 def wake_in_a_second_transaction() -> None:
-    """Log and state are committed first, the wake after it."""
+    """Log and state are committed first, the wake after it. A function cannot do that: this is a bug of the long way."""
     held: list[PreparedBatch] = []
 
     def keep(batches: Sequence[PreparedBatch], heads: Mapping[str, Head], **options: Any) -> Op[None]:
@@ -50,6 +51,16 @@ def wake_in_a_second_transaction() -> None:
 
     change(events, "insert_batches", keep)
     change(Processes, "_append", append_then_wake)
+
+
+def events_one_by_one() -> None:
+    """Events that belong together are appended by one call each."""
+    append: Callable[..., Any] = vars(Processes)["_append"]
+
+    def one_by_one(self: Processes, process_id: str, drafts: Sequence[Any], *args: Any, key: str | None = None) -> Any:
+        return tuple(append(self, process_id, [draft], *args, key=f"{key} {i}")[0] for i, draft in enumerate(drafts))
+
+    change(Processes, "_append", one_by_one)
 
 
 def leases_are_not_checked() -> None:
@@ -76,15 +87,16 @@ def ring_before_commit() -> None:
 
     change(sqlite_writer.Writer, "_end", hasty_end)
     _ring_before_commit_on_postgres()
+    commit_shortcuts_late(SLOW_COMMIT_S)
 
 
 def _ring_before_commit_on_postgres() -> None:
     attempt: Callable[..., Coroutine[Any, Any, Any]] = vars(postgres.PostgresDriver)["_in_transaction"]
     step: Callable[..., Coroutine[Any, Any, Any]] = postgres_session.Session.run
 
-    async def attempt_known(driver: postgres.PostgresDriver, running: Any, *args: Any, **options: Any) -> None:
+    async def attempt_known(driver: postgres.PostgresDriver, session: Any, running: Any, *args: Any) -> None:
         running.driver = driver
-        await attempt(driver, running, *args, **options)
+        await attempt(driver, session, running, *args)
 
     async def step_then_ring(session: postgres_session.Session, running: Any, *args: Any) -> Any:
         result = await step(session, running, *args)
@@ -112,7 +124,14 @@ def no_new_listener() -> None:
 
 PLANTS = {
     plant.__name__: plant
-    for plant in (wake_in_a_second_transaction, leases_are_not_checked, ring_before_commit, no_slow_look, no_new_listener)
+    for plant in (
+        wake_in_a_second_transaction,
+        events_one_by_one,
+        leases_are_not_checked,
+        ring_before_commit,
+        no_slow_look,
+        no_new_listener,
+    )
 }
 
 

@@ -1,20 +1,26 @@
-"""What processes that get killed do to processes and triggers: calls that anybody can make again with the same keys."""
+"""What processes that get killed do: calls that anybody can make again with the same keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from lash_store import (
+    Append,
     AsyncStore,
+    Claim,
+    ClaimLost,
+    Commit,
     Const,
     EventDraft,
     EventType,
     Interval,
     Lease,
     Missed,
+    NodeDraft,
     OccurrenceRequest,
     Pointer,
     ProcessInput,
@@ -26,6 +32,7 @@ from lash_store import (
     SubscriptionDraft,
     Success,
     Terminal,
+    Usage,
     Wake,
 )
 from lash_store.testing import Backend
@@ -36,7 +43,11 @@ STEP = EventType(name="step", wake=Wake(input=Pointer("/text")))
 NAG = EventType(name="nag", wake=Wake(input=Pointer("/text"), dedupe=Pointer("/about")))
 DONE = EventType(name="done", terminal=Terminal(state=ProcessState.COMPLETED), wake=Wake(input=Const("done")))
 
-Kind = Literal["append", "append-many", "complete", "finish", "register", "emit", "tick"]
+Kind = Literal[
+    "append", "append-many", "complete", "finish", "register", "emit", "tick", "commit", "enqueue", "claim", "settle"
+]  # fmt: skip
+OF_PROCESSES: tuple[Kind, ...] = ("append", "append-many", "complete", "finish", "register", "emit", "tick")
+WITH_FUNCTION: tuple[Kind, ...] = ("append", "append-many", "commit", "enqueue", "claim", "settle")  # on PostgreSQL
 
 
 class Deed(Struct, frozen=True, kw_only=True):
@@ -46,6 +57,7 @@ class Deed(Struct, frozen=True, kw_only=True):
     session_id: str
     process_id: str
     lease: Lease | None = None
+    claim: Claim | None = None
 
 
 class Trace(Struct, frozen=True, kw_only=True):
@@ -62,6 +74,10 @@ class Trace(Struct, frozen=True, kw_only=True):
     started: int = 0
     failed: int = 0
     reserved: int = 0
+    commits: int = 0
+    nodes: int = 0
+    claimed: int = 0
+    settled: int = 0
 
 
 HELD = Trace(processes=1, leased=1)
@@ -73,6 +89,10 @@ NOTHING: dict[Kind, Trace] = {
     "register": Trace(),
     "emit": Trace(),
     "tick": Trace(),
+    "commit": Trace(commits=1, nodes=1, batches=1, claimed=1),
+    "enqueue": Trace(),
+    "claim": Trace(batches=1),
+    "settle": Trace(batches=1, claimed=1),
 }
 WHOLE: dict[Kind, Trace] = {
     "append": Trace(processes=1, leased=1, events=1, sequences=1, batches=1),
@@ -82,6 +102,10 @@ WHOLE: dict[Kind, Trace] = {
     "register": Trace(processes=1, grants=1),
     "emit": Trace(processes=1, grants=1, occurrences=1, started=1, failed=1),
     "tick": Trace(processes=1, grants=1, occurrences=1, started=1),
+    "commit": Trace(commits=2, nodes=3, settled=1),
+    "enqueue": Trace(batches=1),
+    "claim": Trace(batches=1, claimed=1),
+    "settle": Trace(settled=1),
 }
 
 
@@ -123,6 +147,7 @@ async def arranged(clock: Movable, store: AsyncStore, kind: Kind, name: str) -> 
     session_id, process_id = f"s {name}", f"p {name}"
     await store.sessions.create(session_id)
     lease: Lease | None = None
+    claim: Claim | None = None
     if NOTHING[kind] == HELD:
         await store.processes.register(job_of(process_id, session_id))
         lease = await store.processes.claim(process_id, "worker", incarnation="1", lease_ms=HOUR_MS)
@@ -133,7 +158,13 @@ async def arranged(clock: Movable, store: AsyncStore, kind: Kind, name: str) -> 
         schedule = Interval(HOUR_MS, missed=Missed.ALL)
         await store.triggers.subscribe(wish_of(session_id, "hourly", schedule=schedule))
         await clock.advance(HOUR_MS + 1)
-    return Deed(kind=kind, session_id=session_id, process_id=process_id, lease=lease)
+    elif NOTHING[kind].batches:
+        await store.queue.enqueue(session_id, ["work"], source_key="work")
+    if NOTHING[kind].commits:
+        await store.sessions.commit(session_id, Commit(expected_revision=0, graph=Append([NodeDraft(body="first")])))
+    if NOTHING[kind].claimed:
+        claim = await store.queue.claim(session_id, "worker", lease_ms=HOUR_MS)
+    return Deed(kind=kind, session_id=session_id, process_id=process_id, lease=lease, claim=claim)
 
 
 async def put_away(store: AsyncStore, deed: Deed) -> None:
@@ -193,6 +224,37 @@ def _tick(store: Store, deed: Deed) -> Any:
     store.triggers.tick()  # how many it fired depends on whether the victim did
 
 
+def _commit(store: Store, deed: Deed) -> Any:
+    commit = Commit(
+        expected_revision=1,
+        turn_id="turn",
+        graph=Append([NodeDraft(body="one"), NodeDraft(body="two")]),
+        checkpoint={"state": b"state"},
+        usage=[Usage(source="kills", model="m", input=1)],
+        completes=[_held(deed)],
+    )
+    return store.sessions.commit(deed.session_id, commit).revision
+
+
+def _enqueue(store: Store, deed: Deed) -> Any:
+    return store.queue.enqueue(deed.session_id, ["work"], source_key="work").enqueue_seq
+
+
+def _claim(store: Store, deed: Deed) -> Any:
+    claim = store.queue.claim(deed.session_id, "worker", lease_ms=HOUR_MS, token="token")
+    return claim and [batch.source_key for batch in claim.batches]
+
+
+def _settle(store: Store, deed: Deed) -> Any:
+    with suppress(ClaimLost):  # who settles again is refused; whether it is settled is seen in the tables
+        store.queue.settle(_held(deed))
+
+
+def _held(deed: Deed) -> Claim:
+    assert deed.claim is not None, "this deed needs a claim"
+    return deed.claim
+
+
 _CALLS: dict[Kind, Callable[[Store, Deed], Any]] = {
     "append": _append,
     "append-many": _append_many,
@@ -201,6 +263,10 @@ _CALLS: dict[Kind, Callable[[Store, Deed], Any]] = {
     "register": _register,
     "emit": _emit,
     "tick": _tick,
+    "commit": _commit,
+    "enqueue": _enqueue,
+    "claim": _claim,
+    "settle": _settle,
 }
 ANSWERS: dict[Kind, Any] = {
     "append": 1,
@@ -209,6 +275,10 @@ ANSWERS: dict[Kind, Any] = {
     "finish": 1,
     "emit": ["failed", "started"],
     "tick": None,
+    "commit": 2,
+    "enqueue": 1,
+    "claim": ["work"],
+    "settle": None,
 }
 
 
@@ -236,6 +306,10 @@ async def trace_of(backend: Backend, deed: Deed) -> Trace:
         "batches": f"SELECT COUNT(*) FROM {t('batches')} WHERE session_id = $1",
         "grants": f"SELECT COUNT(*) FROM {t('grants')} WHERE session_id = $1",
         "occurrences": f"SELECT COUNT(*) FROM {t('occurrences')} WHERE source_key = $1",
+        "commits": f"SELECT COUNT(*) FROM {t('commits')} WHERE session_id = $1",
+        "nodes": f"SELECT COUNT(*) FROM {t('nodes')} WHERE session_id = $1",
+        "claimed": f"SELECT COUNT(*) FROM {t('batches')} WHERE session_id = $1 AND token IS NOT NULL",
+        "settled": f"SELECT COUNT(*) FROM {t('settled_keys')} WHERE session_id = $1",
         **{state: f"{delivered} '{state}'" for state in ("started", "failed", "reserved")},
     }
     [row] = await backend.raw(f"SELECT {', '.join(f'({sql})' for sql in counts.values())}", deed.session_id)

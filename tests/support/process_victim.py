@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -17,8 +17,10 @@ from lash_store.db import postgres_session, sqlite_writer
 from tests.support.actor import Word, perform, say, told
 from tests.support.process_plants import change, plant
 from tests.support.process_scene import HOUR_MS, Deed, do
+from tests.support.ways import go
 
 HASTY = "answer_before_commit"  # a plant that needs the victim's voice
+LAST_MOMENTS = {"before commit", "before append_v1"}  # in which nothing is published yet
 
 
 class Tell(Protocol):
@@ -45,7 +47,7 @@ def shift_clock(store: Store, offset_ms: int) -> None:
 
 
 class Points:
-    """The moments a call passes: after each statement, and around each COMMIT. The process dies at the chosen one."""
+    """The moments a call passes: after each statement, around each COMMIT and around each function. It dies at the chosen one."""
 
     def __init__(self, fatal: int | None, hasty: Callable[[], None] | None) -> None:
         self.passed: list[str] = []
@@ -70,14 +72,15 @@ class Points:
             if not self._armed:
                 return
             self.passed.append(point)
-            if self._hasty is not None and point == "before commit":
+            if self._hasty is not None and point in LAST_MOMENTS:
                 self._hasty()
             if len(self.passed) == self._fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def plant(self) -> None:
-        """Put the points around COMMIT into both drivers of this process."""
+        """Put the points around COMMIT into both drivers of this process, and those around functions into PostgreSQL's."""
         commit = postgres_session.Session.commit
+        call: Callable[..., Coroutine[Any, Any, list[Any]]] = vars(postgres_session.Session)["_call"]
 
         def fault(_: sqlite_writer.Writer, point: str) -> None:
             self.at(point.replace("-", " "))
@@ -89,12 +92,20 @@ class Points:
             await commit(session)
             self.at("after commit")
 
+        async def called(session: postgres_session.Session, running: Any, shortcut: Any) -> list[Any]:
+            self.at(f"before {shortcut.function}")
+            rows = await call(session, running, shortcut)
+            self.at(f"after {shortcut.function}" if rows else f"{shortcut.function} declined")
+            return rows
+
         change(sqlite_writer.Writer, "_fault", fault)
+        change(postgres_session.Session, "_call", called)
         change(postgres_session.Session, "commit", watched)
 
 
 def victim(job: Word, tell: Tell) -> None:
     """Do the deed, and die at the given point if it comes that far."""
+    go(job["way"])
     hasty = HASTY in job["plants"]
     plant([name for name in job["plants"] if name != HASTY])
     points = Points(job["point"], (lambda: tell(answer="too early")) if hasty else None)

@@ -18,6 +18,7 @@ from tests.support.actor import Word, perform, say, told
 from tests.support.process_plants import change, plant
 from tests.support.process_scene import HOUR_MS, job_of
 from tests.support.process_victim import Tell, fork, opened
+from tests.support.ways import go
 
 SESSION = "waits"
 LOG = "waits log"  # the process whose events are waited for
@@ -64,12 +65,14 @@ def _ring(job: Word, line: Line, *, unused: tuple[int, int]) -> None:
     for fd in unused:
         os.close(fd)
     plant(job["plants"])
+    ways = job["ways"]
     chance = random.Random(job["seed"])
     with opened(job) as store:
         line.say(ready=True)
         while (order := line.hear()) is not None:
             if not order["now"]:
                 time.sleep(chance.uniform(0, DELAY_MAX_S))  # chooses the moment, decides nothing
+            go(ways[order["round"] // len(get_args(Place)) % len(ways)])
             _act(store, job["kind"], order["round"])
             line.say(done=order["round"])
 

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FrameType
 
 from lash_store.errors import Misuse
@@ -15,10 +17,12 @@ from lash_store.notify.hub import Waiting
 from lash_store.ops.statement import Op
 from lash_store.store.opening import open_sync_runtime
 from lash_store.store.options import Options
+from lash_store.store.portal import settle
 from lash_store.store.runtime import SyncRuntime
 from tests.support.notes import KIND, PROBES, look_for_notes, notes, write_note
 
 PATIENCE_S = 60  # far beyond any honest wait; reaching it is a failure
+AGAIN_S = 0.05  # between two attempts to interrupt
 
 
 def wait_for_note(options: Options) -> None:
@@ -49,12 +53,17 @@ def interrupt(options: Options) -> None:
     arrived = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        arrived.set()
-        raise KeyboardInterrupt
+        if not arrived.is_set():
+            arrived.set()
+            raise KeyboardInterrupt
 
     def press_ctrl_c() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert arrived.wait(PATIENCE_S), "the waiting thread did not hear the signal while the operation ran"
+        arrived.clear()
+        while not _is_waited_for():  # a signal that arrives before the wait has begun is another case
+            pass
+        while not arrived.is_set():  # a thread that is just falling asleep does not hear it: Python would tell it afterwards
+            os.kill(os.getpid(), signal.SIGINT)
+            arrived.wait(AGAIN_S)
 
     runtime = open_sync_runtime(options, PROBES)
     signal.signal(signal.SIGINT, on_signal)
@@ -65,6 +74,14 @@ def interrupt(options: Options) -> None:
         print("interrupted, notes:", *runtime.read(notes))
     _interrupt_a_transaction(runtime, press_ctrl_c)
     runtime.close()
+
+
+def _is_waited_for() -> bool:
+    """Whether the main thread waits for the answer of an operation."""
+    ident = threading.main_thread().ident
+    assert ident is not None
+    stack = [frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[ident])]  # pyright: ignore[reportPrivateUsage]
+    return settle.__code__ in stack and Future.exception.__code__ in stack
 
 
 def _interrupt_a_transaction(runtime: SyncRuntime, press_ctrl_c: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """A process that works on a store until it is killed, and tells through a pipe how far it came.
 
-Its lines: `b` and a deed before the call, `f` and the time when the first statement of the call has run, `a`, the time and the
-answer after the call, `x` and a text when something happened that nobody expects. It is forked by `tests.support.killer`.
+Its lines: `b` and a deed before the call, `f` and the time when the first statement of the call has run, or the function that is
+the whole call is about to, `a`, the time and the answer after the call, `x` and a text when something happened that nobody
+expects. It is forked by `tests.support.killer`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from lash_store import Claim, NotFound, StatementEvent, Store, Unavailable
+from lash_store.db import postgres_session
 from tests.support.deeds import Answer, Deed, do
 from tests.support.hasty import answer_before_commit
+from tests.support.ways import Way, go
 
 Role = Literal["writer", "claimer", "heir"]
 
@@ -33,6 +36,7 @@ class Life(Struct, frozen=True, kw_only=True):
     sessions: Sequence[str]
     redo: Sequence[Deed] = ()
     hasty: bool = False
+    way: Way = "short"
 
 
 class Voice:
@@ -47,6 +51,19 @@ class Voice:
         self._waiting_for_first = True
 
     def statement(self, _: StatementEvent) -> None:
+        self._first()
+
+    def watch_functions(self) -> None:
+        """When a function has run, everything is over: what counts is when it is called."""
+        publish = postgres_session.Session.publish
+
+        async def heard(session: postgres_session.Session, running: Any, shortcut: Any) -> list[Any] | None:
+            self._first()
+            return await publish(session, running, shortcut)
+
+        setattr(postgres_session.Session, "publish", heard)  # noqa: B010 - a type checker is right to refuse the plain spelling
+
+    def _first(self) -> None:
         if self._waiting_for_first:
             self._waiting_for_first = False
             self._say(b"f", b"%d" % time.monotonic_ns())
@@ -65,8 +82,10 @@ def live(life: Life, pipe: int) -> None:
     """Open the store after the fork, as everybody must, and work."""
     voice = Voice(pipe)
     try:
+        go(life.way)
         if life.hasty:
             answer_before_commit()
+        voice.watch_functions()
         store = open_patiently(life, voice)
         for deed in life.redo:
             perform(store, deed, voice)
