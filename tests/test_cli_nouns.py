@@ -138,7 +138,7 @@ def test_a_tree_is_cut_at_its_limits_and_says_so(place: Place) -> None:
         runs = store.sessions.runs("deep").runs
     assert len(runs) == 6
     cut = place.ok("session", "tree", "deep", "--depth", "2")
-    assert "Cut: 4 runs lie deeper" in cut.err
+    assert "Cut: 4 runs deeper" in cut.err
     assert "run 1 after" in cut.out
     assert "run 2 after" not in cut.out
     paged = place.json("session", "tree", "deep", "--limit", "2")
@@ -334,7 +334,7 @@ def test_sweep_reclaims_what_nobody_holds(place: Place) -> None:
     assert place.run("attachment", "sweep", "--older-than", "0").code == 2
     assert place.json("attachment", "sweep", "--older-than", "0", "--dry-run")["report"]["reclaimed"] == 1
     assert place.json("attachment", "sweep", "--yes")["report"]["reclaimed"] == 0
-    assert place.ok("attachment", "sweep", "--older-than", "0", "--yes").out == "Reclaimed 1 attachments, 15 B.\n"
+    assert place.ok("attachment", "sweep", "--older-than", "0", "--yes").out == "Reclaimed 1 attachment, 15 B.\n"
     assert [item["ref"]["attachment_id"] for item in place.json("attachment", "list", "chat")["items"]] == [kept]
     assert place.json("attachment", "list", "--uncommitted")["items"] == []
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from lash_store import AttachmentEntry
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import DURATION, Noun, confirm, destructive_options, opened, out, page_options
 from lash_store.cli.files import STDIO, check_target, written
-from lash_store.cli.output import Column, Instant, Size, size
+from lash_store.cli.output import Column, Instant, Size, counted, size
 
 ENTRIES: tuple[Column[AttachmentEntry], ...] = (
     Column("attachment", lambda e: e.ref.attachment_id),
@@ -19,13 +20,13 @@ ENTRIES: tuple[Column[AttachmentEntry], ...] = (
 )
 
 
-@click.group("attachment", cls=Noun)
+@click.group("attachment", cls=Noun, short_help="Look at attachments, fetch them, reclaim some.")
 def attachment() -> None:
     """Look at attachments, fetch them, reclaim those nobody holds."""
 
 
-@attachment.command("list")
-@click.argument("session_id", metavar="[SESSION]", required=False)
+@attachment.command("list", short_help="List attachments of a session, or uncommitted ones.")
+@click.argument("session_id", metavar="[SESSION]", shell_complete=session_names, required=False)
 @click.option("--uncommitted", is_flag=True, help="Those of all sessions that no commit named, oldest first.")
 @page_options
 @click.pass_context
@@ -44,8 +45,8 @@ def list_(ctx: click.Context, session_id: str | None, uncommitted: bool, limit: 
 # --- get ------------------------------------------------------------------------------------------------------------------
 
 
-@attachment.command("get")
-@click.argument("session_id", metavar="SESSION")
+@attachment.command("get", short_help="Write the bytes of an attachment to a file.")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.argument("attachment_id", metavar="ATTACHMENT")
 @click.option("-o", "--output", "target", metavar="FILE", required=True, help="Where the bytes go; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
@@ -84,10 +85,11 @@ def sweep(ctx: click.Context, older_than_ms: int, yes: bool, dry_run: bool) -> N
     with opened(ctx, read_only=dry_run) as store:
         if not dry_run and not yes:
             found = store.attachments.sweep(older_than_ms=older_than_ms, dry_run=True)
-            confirm(ctx, f"Reclaim {found.reclaimed} attachments, {size(found.reclaimed_bytes)}?", yes=yes)
+            confirm(ctx, f"Reclaim {counted(found.reclaimed, 'attachments')}, {size(found.reclaimed_bytes)}?", yes=yes)
         done = store.attachments.sweep(older_than_ms=older_than_ms, dry_run=dry_run)
     verb = "Would reclaim" if dry_run else "Reclaimed"
     more = "" if done.complete else " There is more: run it again."
     out(ctx).done(
-        f"{verb} {done.reclaimed} attachments, {size(done.reclaimed_bytes)}.{more}", {"dry_run": dry_run, "report": done}
+        f"{verb} {counted(done.reclaimed, 'attachments')}, {size(done.reclaimed_bytes)}.{more}",
+        {"dry_run": dry_run, "report": done},
     )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
+from click.shell_completion import CompletionItem
 
 from lash_store import Store
 from lash_store.cli.failures import Declined, Missing
@@ -22,6 +23,7 @@ from lash_store.store.url import DEFAULT_SCHEMA, SCHEMA_VARIABLE, URL_VARIABLE, 
 
 F = TypeVar("F", bound=Callable[..., Any])
 BLOBS_VARIABLE = "LASH_STORE_BLOBS"
+ACQUIRE_MS = 30_000  # how long a server may take to let us in
 HIDDEN = "***"
 YES = ("y", "yes")
 DURATION_UNITS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -80,9 +82,19 @@ class Noun(click.Group):
 def store_options() -> list[click.Parameter]:
     """Where the store is."""
     return [
-        _shared("--url", metavar="URL", help=f"A SQLite file or a postgresql:// url. Otherwise {URL_VARIABLE}."),
+        _shared(
+            "--url",
+            metavar="URL",
+            shell_complete=files,
+            help=f"A SQLite file or a postgresql:// url. Otherwise {URL_VARIABLE}.",
+        ),
         _shared("--schema", metavar="NAME", help=f"PostgreSQL's schema. Otherwise {SCHEMA_VARIABLE}, or {DEFAULT_SCHEMA}."),
-        _shared("--blobs", metavar="DIR", help=f"Where attachments are: a folder, or `database`. Otherwise {BLOBS_VARIABLE}."),
+        _shared(
+            "--blobs",
+            metavar="DIR",
+            shell_complete=folders,
+            help=f"Where attachments are: a folder, or `database`. Otherwise {BLOBS_VARIABLE}.",
+        ),
         pooler_option(),
     ]
 
@@ -100,6 +112,16 @@ def output_options() -> list[click.Parameter]:
     ]
 
 
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete a file."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete a folder."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
 def _shared(name: str, **kwargs: Any) -> click.Option:
     return click.Option([name], expose_value=False, callback=_remember, **kwargs)
 
@@ -115,12 +137,25 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 @contextmanager
-def opened(ctx: click.Context, *, read_only: bool = False, migrate: bool = False, create: bool = False) -> Generator[Store]:
+def opened(
+    ctx: click.Context,
+    *,
+    read_only: bool = False,
+    migrate: bool = False,
+    create: bool = False,
+    acquire_ms: int = ACQUIRE_MS,
+) -> Generator[Store]:
     """The store the options name, closed at the end. It is neither created nor migrated unless asked for."""
     said = invocation(ctx)
     blobs = said.blobs or _environment(BLOBS_VARIABLE)
     with open_target(
-        named_target(ctx), blobs=blobs, pooler=said.pooler, read_only=read_only, migrate=migrate, create=create
+        named_target(ctx),
+        blobs=blobs,
+        pooler=said.pooler,
+        read_only=read_only,
+        migrate=migrate,
+        create=create,
+        acquire_ms=acquire_ms,
     ) as store:
         yield store
 
@@ -133,6 +168,7 @@ def open_target(
     read_only: bool = False,
     migrate: bool = False,
     create: bool = False,
+    acquire_ms: int = ACQUIRE_MS,
 ) -> Store:
     """The store at a target, with the same care. Whoever asks closes it."""
     if not create:
@@ -144,6 +180,7 @@ def open_target(
         read_only=read_only,
         blobs=blobs,
         pooler=pooler,
+        acquire_ms=acquire_ms,
     )
 
 
@@ -227,6 +264,11 @@ def page_options(command: F) -> F:
     """`--limit` and `--cursor` of every list."""
     command = click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended.")(command)
     return click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many.")(command)
+
+
+def full_option(command: F) -> F:
+    """`--full` of what is shown in short on a terminal."""
+    return click.option("--full", is_flag=True, help="Whole ids and times on a terminal too.")(command)
 
 
 def destructive_options(command: F) -> F:

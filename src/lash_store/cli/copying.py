@@ -13,6 +13,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lash_store import CopyDifference, CopyPhase, CopyProgress, CopyReport, Store
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import (
     StorelessVerb,
     invocation,
@@ -26,12 +27,13 @@ from lash_store.cli.context import (
 )
 from lash_store.cli.failures import NO, Missing
 from lash_store.cli.files import STDIO, check_target, written
-from lash_store.cli.output import Column, Output, Size, clean
+from lash_store.cli.output import Column, Output, Size, clean, counted
 from lash_store.cli.sessions import session
 from lash_store.errors import SchemaMismatch
 from lash_store.store.url import Target
 
-PLAIN_STEPS = 10  # lines that tell the progress of each phase where no bar can be drawn
+PLAIN_STEPS = 4  # lines that tell the progress of each phase where no bar can be drawn
+MANY = 100  # items: fewer are one line, when they are done
 WORDS = {CopyPhase.COPY: "Copying", CopyPhase.VERIFY: "Comparing"}
 
 DIFFERENCES: tuple[Column[CopyDifference], ...] = (
@@ -41,7 +43,7 @@ DIFFERENCES: tuple[Column[CopyDifference], ...] = (
 )
 
 
-@click.command("copy", cls=StorelessVerb)
+@click.command("copy", cls=StorelessVerb, short_help="Copy a store into another one, of either engine.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option("--source-schema", metavar="NAME", help="PostgreSQL's schema of SRC.")
@@ -159,8 +161,9 @@ class _Lines:
         self._said: tuple[CopyPhase, int] | None = None
 
     def __call__(self, now: CopyProgress) -> None:
-        step = (now.phase, PLAIN_STEPS * now.done // max(1, now.total))
-        if step != self._said:
+        parts = (PLAIN_STEPS if now.total >= MANY else 1) * now.done // max(1, now.total)
+        step = (now.phase, parts)
+        if parts and step != self._said:
             self._said = step
             self._output.note(f"{WORDS[now.phase]}: {now.done} of {now.total}")
 
@@ -168,8 +171,8 @@ class _Lines:
 # --- one session ----------------------------------------------------------------------------------------------------------
 
 
-@session.command("export")
-@click.argument("session_id", metavar="SESSION")
+@session.command("export", short_help="Write one session to a file or to stdout.")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.argument("file", metavar="FILE", default=STDIO)
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @click.pass_context
@@ -182,16 +185,15 @@ def export(ctx: click.Context, session_id: str, file: str, force: bool) -> None:
     check_target(ctx, file, force=force)
     with opened(ctx, read_only=True) as store, written(file) as stream:
         report = store.transfer.export_session(session_id, stream)
-    sentence = (
-        f"Exported session {session_id!r} at revision {report.revision}: {report.rows} rows, {report.attachments} attachments."
-    )
+    what = f"{counted(report.rows, 'rows')}, {counted(report.attachments, 'attachments')}"
+    sentence = f"Exported session {session_id!r} at revision {report.revision}: {what}."
     if file == STDIO:
         output.note(sentence)
     else:
         output.done(sentence, report)
 
 
-@session.command("import")
+@session.command("import", short_help="Take in a session that was exported.")
 @click.argument("file", metavar="FILE")
 @click.pass_context
 def import_(ctx: click.Context, file: str) -> None:
@@ -202,7 +204,7 @@ def import_(ctx: click.Context, file: str) -> None:
     with opened(ctx) as store, _read(file) as stream:
         report = store.transfer.import_session(stream)
     name = f"session {report.session_id!r} at revision {report.revision}"
-    sentence = f"Imported {name}: {report.rows} rows, {report.attachments} attachments."
+    sentence = f"Imported {name}: {counted(report.rows, 'rows')}, {counted(report.attachments, 'attachments')}."
     out(ctx).done(sentence if report.imported else f"There is nothing to do: {name} is there already.", report)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from lash_store import Batch, BatchState, Delivery, Slot
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import DURATION, JSON, Noun, confirm, destructive_options, opened, out, page_options
 from lash_store.cli.failures import REFUSED, Failed
-from lash_store.cli.output import Column, Instant, Styled
+from lash_store.cli.output import Column, Instant, Styled, counted
 from lash_store.cli.tree import preview
 
 STATE_STYLES = {BatchState.PARKED: "red", BatchState.CLAIMED: "yellow", BatchState.READY: "green"}
@@ -25,13 +26,13 @@ BATCHES: tuple[Column[Batch], ...] = (
 )
 
 
-@click.group("inbox", cls=Noun)
+@click.group("inbox", cls=Noun, short_help="Look at work that waits for a session; change it.")
 def inbox() -> None:
     """Look at the work that waits for a session, and change it."""
 
 
 @inbox.command("list")
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.option("--pending", is_flag=True, help="Only what no worker holds and nobody parked.")
 @page_options
 @click.pass_context
@@ -44,7 +45,7 @@ def list_(ctx: click.Context, session_id: str, pending: bool, limit: int, cursor
 
 
 @inbox.command("send")
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.argument("payloads", metavar="PAYLOAD...", type=JSON, nargs=-1, required=True)
 @click.option("--source-key", metavar="KEY", help="The same key and content is stored once.")
 @click.option("--delay", "delay_ms", type=DURATION, default=0, help="Hand it out only after this time: 30s, 5min, 2h.")
@@ -83,7 +84,7 @@ def send(
 
 
 @inbox.command("cancel")
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.argument("batch_id", metavar="BATCH")
 @click.option("--damaged", is_flag=True, help="Remove it without reading it: the way out for a corrupt one.")
 @destructive_options
@@ -92,7 +93,9 @@ def cancel(ctx: click.Context, session_id: str, batch_id: str, damaged: bool, ye
     """Remove a batch that no worker holds. Its source key is free again."""
     with opened(ctx, read_only=dry_run) as store:
         found = None if damaged else store.queue.get(session_id, batch_id)
-        what = f"batch {batch_id}" if found is None else f"batch {batch_id} ({found.state}, {found.attempts} attempts)"
+        what = (
+            f"batch {batch_id}" if found is None else f"batch {batch_id} ({found.state}, {counted(found.attempts, 'attempts')})"
+        )
         if found is not None and found.state is BatchState.CLAIMED:
             raise _held(batch_id)
         if dry_run:
@@ -112,8 +115,8 @@ def _held(batch_id: str) -> Failed:
     )
 
 
-@inbox.command("unpark")
-@click.argument("session_id", metavar="SESSION")
+@inbox.command("unpark", short_help="Put a parked batch back in its place.")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.argument("batch_id", metavar="BATCH")
 @click.pass_context
 def unpark(ctx: click.Context, session_id: str, batch_id: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from lash_store import HeldLease, LeaseKind, LeasePage, Store
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import Noun, confirm, destructive_options, opened, out, page_options
 from lash_store.cli.failures import Missing
 from lash_store.cli.output import Column, Instant, Styled
@@ -31,7 +32,7 @@ def lease() -> None:
     """Claims of inbox work and leases of processes."""
 
 
-@lease.command("list")
+@lease.command("list", short_help="List who holds what: claims, then processes.")
 @page_options
 @click.pass_context
 def list_(ctx: click.Context, limit: int, cursor: str | None) -> None:
@@ -45,9 +46,15 @@ def list_(ctx: click.Context, limit: int, cursor: str | None) -> None:
         answer.page(page.leases, LEASES, cursor=page.cursor)
 
 
-@lease.command("break")
+@lease.command("break", short_help="Take a claim or a process from its holder.")
 @click.argument("id")
-@click.option("--session", "session_id", metavar="ID", help="The claim's session: claims of two sessions may have the same id.")
+@click.option(
+    "--session",
+    "session_id",
+    metavar="ID",
+    shell_complete=session_names,
+    help="The claim's session: claims of two sessions may have the same id.",
+)
 @destructive_options
 @click.pass_context
 def break_(ctx: click.Context, id: str, session_id: str | None, yes: bool, dry_run: bool) -> None:

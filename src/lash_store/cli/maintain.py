@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lash_store import Examination, Finding, SchemaMismatch, Severity, Stats, TableSize, __version__, schema_sql
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import (
     StorelessVerb,
     Verb,
@@ -23,7 +24,7 @@ from lash_store.cli.context import (
     safe_url,
 )
 from lash_store.cli.failures import NO, Missing
-from lash_store.cli.output import Column, Output, Size, Span, Styled
+from lash_store.cli.output import Column, Output, Size, Span, Styled, counted
 from lash_store.store.url import DEFAULT_SCHEMA, SCHEMA_VARIABLE
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -110,7 +111,7 @@ def _document(found: Examination) -> dict[str, object]:
 
 
 def _show_examination(ctx: click.Context, answer: Output, found: Examination) -> None:
-    verified = ", ".join(f"{count} {what}" for what, count in found.verified.items() if count)
+    verified = ", ".join(counted(count, what) for what, count in found.verified.items() if count)
     facts: dict[str, object] = {
         "store": safe_url(named_target(ctx)),
         "lash-store": __version__,
@@ -269,9 +270,9 @@ def _age(found: Stats, since_ms: int | None) -> Span:
 # --- gc and backup --------------------------------------------------------------------------------------------------------
 
 
-@click.command("gc", cls=Verb)
+@click.command("gc", cls=Verb, short_help="Drop old checkpoint states, finish deletions.")
 @click.option("--keep-checkpoints", type=click.IntRange(1), default=1, show_default=True, help="States to keep of each session.")
-@click.option("--session", "session_id", metavar="ID", help="Only the checkpoints of this session.")
+@click.option("--session", "session_id", metavar="ID", shell_complete=session_names, help="Only the checkpoints of this session.")
 @destructive_options
 @click.pass_context
 def gc(ctx: click.Context, keep_checkpoints: int, session_id: str | None, yes: bool, dry_run: bool) -> None:
@@ -281,7 +282,7 @@ def gc(ctx: click.Context, keep_checkpoints: int, session_id: str | None, yes: b
     """
     with opened(ctx, read_only=dry_run) as store:
         if not dry_run:
-            confirm(ctx, f"Keep only the newest {keep_checkpoints} checkpoint states of each session?", yes=yes)
+            confirm(ctx, f"Keep only the newest {counted(keep_checkpoints, 'checkpoint states')} of each session?", yes=yes)
         report = store.maintenance.collect(keep_checkpoints=keep_checkpoints, session_id=session_id, dry_run=dry_run)
     shown: dict[str, object] = {name.replace("_", " "): getattr(report, name) for name in report.__struct_fields__}
     if dry_run:
@@ -289,7 +290,7 @@ def gc(ctx: click.Context, keep_checkpoints: int, session_id: str | None, yes: b
     out(ctx).record({"dry_run": dry_run, "report": report}, shown)
 
 
-@click.command("backup", cls=Verb)
+@click.command("backup", cls=Verb, short_help="Copy a SQLite store to a new file, while in use.")
 @click.argument("path", type=click.Path(dir_okay=False))
 @click.pass_context
 def backup(ctx: click.Context, path: str) -> None:

@@ -29,6 +29,8 @@ _UNSAFE = re.compile(f"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 _UNSAFE_BUT_NEWLINE = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+SHORT_CHARS = 10  # of an id on a terminal
+ES = ("sses", "ches")  # plurals that lose two letters
 CELL_MIN = 9  # columns of a terminal that a cell should have, with its frame
 SPANS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -49,6 +51,12 @@ class Size(msgspec.Struct, frozen=True):
     """A number of bytes: with a unit on a terminal, the number in a pipe."""
 
     count: int | None
+
+
+class Brief(msgspec.Struct, frozen=True):
+    """An id or a moment that a terminal shows in short and in one line; a pipe gets all of it."""
+
+    value: str | Instant | None
 
 
 class Styled(msgspec.Struct, frozen=True):
@@ -94,11 +102,17 @@ class Output:
                 self._write("\t".join(self.plain(value) for value in row))
             return
         made = Table(title=Text(clean(title)) if title else None, title_justify="left", header_style="bold")
+        rows = [list(row) for row in rows]
+        if not rows:
+            self._write("(none)")
+            return
         cells = [[self.rich(value) for value in row] for row in rows]
         # Nothing is cut: an id is what the next command is given. Those of the first column stay in one line if there is room.
         left = self.console.width - max((row[0].cell_len for row in cells), default=0)
         for place, heading in enumerate(headings):
-            made.add_column(heading, overflow="fold", no_wrap=place == 0 and left >= CELL_MIN * len(headings))
+            brief = isinstance(rows[0][place], Brief)
+            whole = brief or (place == 0 and left >= CELL_MIN * len(headings))
+            made.add_column(heading, overflow="ellipsis" if brief else "fold", no_wrap=whole)
         for row in cells:
             made.add_row(*row)
         self.console.print(made)
@@ -149,7 +163,7 @@ class Output:
     def plain(self, value: object) -> str:
         """A value in one line of tab-separated text."""
         match value:
-            case Styled(value=inner):
+            case Styled(value=inner) | Brief(value=inner):
                 return self.plain(inner)
             case None | Instant(ms=None) | Span(ms=None) | Size(count=None):
                 return ""
@@ -162,6 +176,8 @@ class Output:
         """A value in a terminal's table."""
         if isinstance(value, Styled):
             return Text(shown(value.value), style=value.style)
+        if isinstance(value, Brief):
+            return Text(brief_instant(value.value.ms) if isinstance(value.value, Instant) else short(value.value))
         return Text(shown(value).replace("T", " ", 1) if isinstance(value, Instant) else shown(value))
 
     def _write(self, text: str) -> None:
@@ -190,6 +206,29 @@ def shown(value: object) -> str:
             return clean(str(value))
         case _:
             return clean(to_json(value, indent=None))
+
+
+def short(id: str | None) -> str:
+    """The beginning of an id, enough to tell it from its neighbours."""
+    text = shown(id)
+    return text if len(text) <= SHORT_CHARS + 1 else f"{text[:SHORT_CHARS]}…"
+
+
+def brief_instant(ms: int | None, *, today: datetime.date | None = None) -> str:
+    """A moment in UTC, to the second; without the date when it is today's."""
+    text = shown(Instant(ms))
+    date, found, clock = text.partition("T")
+    if not found:
+        return text
+    now = today or datetime.datetime.now(datetime.UTC).date()
+    return f"{clock[:8]}Z" if date == now.isoformat() else f"{date} {clock[:5]}Z"
+
+
+def counted(count: int, things: str) -> str:
+    """A number of things, whose plural is given: 1 process, 2 processes."""
+    if count != 1:
+        return f"{count} {things}"
+    return f"1 {things[:-2] if things.endswith(ES) else things[:-1]}"
 
 
 def to_json(value: object, *, indent: int | None = 2) -> str:

@@ -8,7 +8,7 @@ import click
 
 from lash_store import Event, Grant, Process, ProcessState, Scope
 from lash_store.cli.context import DURATION, JSON, Noun, confirm, destructive_options, opened, out, page_options
-from lash_store.cli.output import Column, Instant, Styled, instant, shown
+from lash_store.cli.output import Column, Instant, Styled, counted, instant, shown
 from lash_store.cli.sessions import number
 from lash_store.cli.tree import preview
 from lash_store.errors import AlreadyTerminal
@@ -47,7 +47,7 @@ def process() -> None:
     """Look at background processes, and talk to them."""
 
 
-@process.command("list")
+@process.command("list", short_help="List processes: the running ones, or by --state.")
 @click.option(
     "--state",
     type=click.Choice([*(str(state) for state in ProcessState), ALL]),
@@ -88,7 +88,7 @@ def list_(
 # --- show -----------------------------------------------------------------------------------------------------------------
 
 
-@process.command("show")
+@process.command("show", short_help="Show one process: state, output, holder, events.")
 @click.argument("process_id", metavar="PROCESS")
 @click.pass_context
 def show(ctx: click.Context, process_id: str) -> None:
@@ -153,7 +153,7 @@ def events(ctx: click.Context, process_id: str, types: tuple[str, ...], limit: i
     out(ctx).page(page.events, EVENTS, cursor=None if page.cursor is None else str(page.cursor))
 
 
-@process.command("follow")
+@process.command("follow", short_help="Print events as they happen.")
 @click.argument("process_id", metavar="PROCESS")
 @click.option("--after", type=click.IntRange(0), default=0, show_default=True, help="Begin after this sequence.")
 @click.pass_context
@@ -171,7 +171,7 @@ def follow(ctx: click.Context, process_id: str, after: int) -> None:
 # --- talk -----------------------------------------------------------------------------------------------------------------
 
 
-@process.command("signal")
+@process.command("signal", short_help="Send a named signal, for example an approval.")
 @click.argument("process_id", metavar="PROCESS")
 @click.argument("name", metavar="NAME")
 @click.option("--payload", type=JSON, help="JSON, @FILE, or - for stdin; null when absent.")
@@ -214,7 +214,8 @@ def prune(ctx: click.Context, older_than_ms: int, yes: bool, dry_run: bool) -> N
     with opened(ctx, read_only=dry_run) as store:
         if not dry_run and not yes:
             found = store.processes.prune(older_than_ms=older_than_ms, dry_run=True)
-            confirm(ctx, f"Remove {found.processes} processes and {found.events} events?", yes=yes)
+            confirm(ctx, f"Remove {counted(found.processes, 'processes')} and {counted(found.events, 'events')}?", yes=yes)
         done = store.processes.prune(older_than_ms=older_than_ms, dry_run=dry_run)
     verb = "Would remove" if dry_run else "Removed"
-    out(ctx).done(f"{verb} {done.processes} processes and {done.events} events.", {"dry_run": dry_run, "report": done})
+    what = f"{counted(done.processes, 'processes')} and {counted(done.events, 'events')}"
+    out(ctx).done(f"{verb} {what}.", {"dry_run": dry_run, "report": done})

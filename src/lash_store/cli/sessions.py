@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from lash_store import CommitRecord, Frame, Session, SessionHandle, Snapshot, active_path
-from lash_store.cli.context import Noun, confirm, destructive_options, opened, out, page_options
-from lash_store.cli.output import Column, Instant, Output, shown, size
+from lash_store.cli.complete import session_names
+from lash_store.cli.context import Noun, confirm, destructive_options, full_option, opened, out, page_options
+from lash_store.cli.output import Brief, Column, Instant, Output, counted, shown, size
 from lash_store.cli.tree import Drawing, arranged, document, plain_lines, rich_tree
 from lash_store.errors import InvalidArgument
 
@@ -26,9 +27,17 @@ COMMITS: tuple[Column[CommitRecord], ...] = (
     Column("revision", lambda c: c.revision),
     Column("kind", lambda c: c.kind),
     Column("turn", lambda c: c.turn_id),
-    Column("new nodes", lambda c: len(c.node_ids)),
+    Column("nodes", lambda c: len(c.node_ids)),
     Column("leaf", lambda c: c.leaf_id),
     Column("committed", lambda c: Instant(c.committed_ms)),
+)
+BRIEF_COMMITS: tuple[Column[CommitRecord], ...] = (
+    Column("revision", lambda c: c.revision),
+    Column("kind", lambda c: c.kind),
+    Column("turn", lambda c: Brief(c.turn_id)),
+    Column("nodes", lambda c: len(c.node_ids)),
+    Column("leaf", lambda c: Brief(c.leaf_id)),
+    Column("committed", lambda c: Brief(Instant(c.committed_ms))),
 )
 
 
@@ -41,7 +50,7 @@ def session() -> None:
 @click.option(
     "--order", type=click.Choice(["updated", "id"]), default="updated", show_default=True, help="Newest first, or by id."
 )
-@click.option("--parent", metavar="SESSION", help="Only the children of this session.")
+@click.option("--parent", metavar="SESSION", shell_complete=session_names, help="Only the children of this session.")
 @page_options
 @click.pass_context
 def list_(ctx: click.Context, order: str, parent: str | None, limit: int, cursor: str | None) -> None:
@@ -54,8 +63,8 @@ def list_(ctx: click.Context, order: str, parent: str | None, limit: int, cursor
 # --- show -----------------------------------------------------------------------------------------------------------------
 
 
-@session.command("show")
-@click.argument("session_id", metavar="SESSION")
+@session.command("show", short_help="Show one session: head, usage, frames, inbox.")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.pass_context
 def show(ctx: click.Context, session_id: str) -> None:
     """Show one session: head, usage, frames, checkpoint components, inbox."""
@@ -123,13 +132,14 @@ def _frame(frame: Frame) -> dict[str, object]:
 # --- tree and log ---------------------------------------------------------------------------------------------------------
 
 
-@session.command("tree")
-@click.argument("session_id", metavar="SESSION")
+@session.command("tree", short_help="Draw the graph: runs of nodes, and branches.")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.option("--ends", type=click.IntRange(1, ENDS_MAX), default=5, show_default=True, help="Nodes of each end of a run.")
 @click.option("--depth", type=click.IntRange(1, DEPTH_MAX), default=16, show_default=True, help="Branches inside branches.")
+@full_option
 @page_options
 @click.pass_context
-def tree(ctx: click.Context, session_id: str, ends: int, depth: int, limit: int, cursor: str | None) -> None:
+def tree(ctx: click.Context, session_id: str, ends: int, depth: int, full: bool, limit: int, cursor: str | None) -> None:
     """Draw the graph: runs of nodes, and the branches that leave them.
 
     A drawing has at most --limit runs and of each only both ends, however large the session is.
@@ -138,7 +148,8 @@ def tree(ctx: click.Context, session_id: str, ends: int, depth: int, limit: int,
         handle = store.session(session_id)
         found = handle.get()
         page = handle.runs(ends=ends, limit=limit, cursor=cursor)
-    _draw(out(ctx), arranged(found, page.runs, depth=depth, cursor=page.cursor))
+    output = out(ctx)
+    _draw(output, arranged(found, page.runs, depth=depth, cursor=page.cursor, brief=output.terminal and not full))
 
 
 def _draw(output: Output, drawing: Drawing) -> None:
@@ -149,17 +160,18 @@ def _draw(output: Output, drawing: Drawing) -> None:
     else:
         output.lines("\n".join(plain_lines(drawing)))
     if drawing.deeper:
-        output.note(f"Cut: {drawing.deeper} runs lie deeper. See them with a larger --depth.")
+        output.note(f"Cut: {counted(drawing.deeper, 'runs')} deeper. See them with a larger --depth.")
     if drawing.cursor is not None:
         output.note(f"Cut: there may be more runs. Go on with --cursor {drawing.cursor}, or take a larger --limit.")
 
 
 @session.command("log")
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @click.option("--last", type=click.IntRange(1, 1000), help="Only the newest so many, instead of the oldest.")
+@full_option
 @page_options
 @click.pass_context
-def log(ctx: click.Context, session_id: str, last: int | None, limit: int, cursor: str | None) -> None:
+def log(ctx: click.Context, session_id: str, last: int | None, full: bool, limit: int, cursor: str | None) -> None:
     """Tell the history: one line per commit, oldest first."""
     if last is not None and cursor is not None:
         raise click.UsageError("--last and --cursor contradict each other.", ctx)
@@ -167,14 +179,14 @@ def log(ctx: click.Context, session_id: str, last: int | None, limit: int, curso
         handle = store.session(session_id)
         after = number(cursor) if last is None else max(0, handle.get().revision - last)
         page = handle.commits(after=after, limit=limit if last is None else last)
-    out(ctx).page(page.commits, COMMITS, cursor=page.cursor if last is None else None)
+    out(ctx).page(page.commits, COMMITS if full else BRIEF_COMMITS, cursor=page.cursor if last is None else None)
 
 
 # --- change ---------------------------------------------------------------------------------------------------------------
 
 
-@session.command("fork")
-@click.argument("source", metavar="SESSION")
+@session.command("fork", short_help="Make a session over a path of another one.")
+@click.argument("source", metavar="SESSION", shell_complete=session_names)
 @click.argument("new_id", metavar="NEW")
 @click.option("--at", "node", metavar="NODE", help="Fork at this node instead of the head.")
 @click.option("--at-revision", "revision", type=click.IntRange(0), help="Fork at this commit instead of the head.")
@@ -197,11 +209,11 @@ def fork(
         raise click.UsageError("--at and --at-revision contradict each other.", ctx)
     with opened(ctx) as store:
         made = store.sessions.fork(source, new_id, at=revision if node is None else node, name=name, model=model, cwd=cwd)
-    out(ctx).done(f"Forked {source!r} to {new_id!r}: {made.node_count} nodes, leaf {shown(made.leaf_id)}.", made)
+    out(ctx).done(f"Forked {source!r} to {new_id!r}: {counted(made.node_count, 'nodes')}, leaf {shown(made.leaf_id)}.", made)
 
 
 @session.command("rm")
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", shell_complete=session_names)
 @destructive_options
 @click.pass_context
 def rm(ctx: click.Context, session_id: str, yes: bool, dry_run: bool) -> None:
@@ -210,15 +222,16 @@ def rm(ctx: click.Context, session_id: str, yes: bool, dry_run: bool) -> None:
         handle = store.session(session_id)
         found, depth = handle.get(), handle.depth()
         waiting = depth.ready + depth.delayed + depth.claimed + depth.parked
-        what = f"session {session_id!r}: revision {found.revision}, {found.node_count} nodes, {waiting} batches in its inbox"
+        counts = f"{counted(found.node_count, 'nodes')}, {counted(waiting, 'batches')} in its inbox"
+        what = f"session {session_id!r}: revision {found.revision}, {counts}"
         if dry_run:
             held = [entry.process.process_id for entry in handle.processes.list(limit=HELD_SHOWN).entries]
             value = {"would_delete": found, "inbox": depth, "holds": held}
-            out(ctx).done(f"Would delete {what}, {len(held)} running processes held.", value)
+            out(ctx).done(f"Would delete {what}, {counted(len(held), 'running processes')} held.", value)
             return
         confirm(ctx, f"Delete {what}?", yes=yes)
         done = handle.delete()
-    sentence = f"Deleted session {session_id!r}: {done.purged_rows} rows."
+    sentence = f"Deleted session {session_id!r}: {counted(done.purged_rows, 'rows')}."
     if done.orphaned:
         sentence += f" Running and held by nobody now: {', '.join(done.orphaned)}."
     out(ctx).done(sentence, done)

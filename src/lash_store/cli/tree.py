@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lash_store import Run, RunNode, Session
-from lash_store.cli.output import clean, shown
+from lash_store.cli.output import clean, counted, short, shown
 
 PREVIEW_CHARS = 72  # of a body: a line is a reminder of the node, not its text
 INDENT = "  "
@@ -34,6 +34,11 @@ class Drawing(Struct, frozen=True, kw_only=True):
     branches: dict[int, list[Run]]
     deeper: int
     cursor: str | None
+    brief: bool
+
+    def name(self, id: str | None) -> str:
+        """An id as this drawing writes it."""
+        return short(id) if self.brief else shown(id)
 
 
 class Nested(Struct, frozen=True, kw_only=True):
@@ -57,8 +62,8 @@ class Branched(Protocol):
         ...
 
 
-def arranged(session: Session, runs: Sequence[Run], *, depth: int, cursor: str | None) -> Drawing:
-    """Hang each run on its parent, as far as the page has it and it is not nested deeper than `depth`."""
+def arranged(session: Session, runs: Sequence[Run], *, depth: int, cursor: str | None, brief: bool = False) -> Drawing:
+    """Hang each run on its parent, as far as the page has it and it is not nested deeper than `depth`. Brief: with short ids."""
     levels: dict[int, int] = {}
     roots: list[Run] = []
     branches: dict[int, list[Run]] = {}
@@ -70,7 +75,7 @@ def arranged(session: Session, runs: Sequence[Run], *, depth: int, cursor: str |
         elif levels[run.number] <= depth:
             branches.setdefault(run.parent, []).append(run)
     deeper = sum(level > depth for level in levels.values())
-    return Drawing(session=session, roots=tuple(roots), branches=branches, deeper=deeper, cursor=cursor)
+    return Drawing(session=session, roots=tuple(roots), branches=branches, deeper=deeper, cursor=cursor, brief=brief)
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------------
@@ -104,7 +109,7 @@ def _nested(drawing: Drawing, run: Run) -> Nested:
 
 def rich_tree(drawing: Drawing) -> Tree:
     """The drawing for a terminal. Each line is cut at its edge."""
-    tree = Tree(_label(_title(drawing.session), "bold"))
+    tree = Tree(_label(_title(drawing), "bold"))
     for run in drawing.roots:
         _grow(tree, _run_line(drawing, run))
     return tree
@@ -122,7 +127,7 @@ def _label(text: str, style: str) -> Text:
 
 def plain_lines(drawing: Drawing) -> list[str]:
     """The drawing for a pipe: indented lines."""
-    lines = [clean(_title(drawing.session))]
+    lines = [clean(_title(drawing))]
     for run in drawing.roots:
         _indent(lines, _run_line(drawing, run), INDENT)
     return lines
@@ -134,8 +139,10 @@ def _indent(lines: list[str], line: Line, margin: str) -> None:
         _indent(lines, below, margin + INDENT)
 
 
-def _title(session: Session) -> str:
-    return f"{session.session_id} · revision {session.revision} · {session.node_count} nodes · head {shown(session.leaf_id)}"
+def _title(drawing: Drawing) -> str:
+    session = drawing.session
+    nodes = counted(session.node_count, "nodes")
+    return f"{session.session_id} · revision {session.revision} · {nodes} · head {drawing.name(session.leaf_id)}"
 
 
 def _run_line(drawing: Drawing, run: Run) -> Line:
@@ -149,28 +156,28 @@ def _run_line(drawing: Drawing, run: Run) -> Line:
     expected = run.first_depth
     for depth in sorted(depths.keys() | names.keys()):
         below += _gap(depth - expected)
-        line = _node_line(depths[depth], drawing.session) if depth in depths else Line(shown(names[depth]), "", [])
+        line = _node_line(depths[depth], drawing) if depth in depths else Line(drawing.name(names[depth]), "", [])
         line.below += [_run_line(drawing, branch) for branch in leaving.get(names.get(depth), ())]
         below.append(line)
         expected = depth + 1
     below += _gap(run.tip_depth + 1 - expected)
-    return Line(_run_text(run), "cyan", below)
+    return Line(_run_text(drawing, run), "cyan", below)
 
 
-def _run_text(run: Run) -> str:
+def _run_text(drawing: Drawing, run: Run) -> str:
     hidden = f", {run.hidden_count} hidden" if run.hidden_count else ""
-    origin = f" after {run.parent_id}" if run.parent_id is not None else ""
-    return f"run {run.number}{origin} ({run.node_count} nodes{hidden})"
+    origin = f" after {drawing.name(run.parent_id)}" if run.parent_id is not None else ""
+    return f"run {run.number}{origin} ({counted(run.node_count, 'nodes')}{hidden})"
 
 
 def _gap(count: int) -> list[Line]:
     return [Line(f"… {count} not shown", "dim", [])] if count > 0 else []
 
 
-def _node_line(each: RunNode, session: Session) -> Line:
+def _node_line(each: RunNode, drawing: Drawing) -> Line:
     node = each.node
-    at_head = node.node_id == session.leaf_id
-    parts = [node.node_id, node.kind, preview(node.body), HEAD_MARK if at_head else ""]
+    at_head = node.node_id == drawing.session.leaf_id
+    parts = [drawing.name(node.node_id), node.kind, preview(node.body), HEAD_MARK if at_head else ""]
     return Line("  ".join(part for part in parts if part), "bold green" if at_head else "", [])
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from lash_store import Cron, DeliveryOutcome, OccurrenceRequest, Outcome, Subscription, TriggerDelivery
+from lash_store.cli.complete import session_names
 from lash_store.cli.context import JSON, Noun, opened, out, page_options
 from lash_store.cli.failures import NO
-from lash_store.cli.output import Column, Instant, Output, Styled, shown, span
+from lash_store.cli.output import Column, Instant, Output, Styled, counted, shown, span
 from lash_store.encode import mint
 
 TICK_MAX = 100  # instants of one tick
@@ -47,7 +48,9 @@ def trigger() -> None:
 
 
 @trigger.command("list")
-@click.option("--session", "session_id", metavar="SESSION", help="Only what this session registered.")
+@click.option(
+    "--session", "session_id", metavar="SESSION", shell_complete=session_names, help="Only what this session registered."
+)
 @click.option("--source-type", metavar="TYPE", help="Only this source type.")
 @click.option("--source-key", metavar="KEY", help="Only this source key.")
 @click.option("--enabled/--disabled", default=None, help="Only those that fire, or that do not.")
@@ -70,7 +73,7 @@ def list_(
     out(ctx).page(page.subscriptions, SUBSCRIPTIONS, cursor=page.cursor)
 
 
-@trigger.command("fire")
+@trigger.command("fire", short_help="Record that something happened; start what waits.")
 @click.argument("source_type", metavar="SOURCE_TYPE")
 @click.argument("source_key", metavar="SOURCE_KEY")
 @click.option("--payload", type=JSON, help="JSON, @FILE, or - for stdin; null when absent.")
@@ -91,7 +94,7 @@ def fire(ctx: click.Context, source_type: str, source_key: str, payload: Any, id
     _end(ctx, output, report.outcomes)
 
 
-@trigger.command("tick")
+@trigger.command("tick", short_help="Fire the schedules that are due.")
 @click.option("--limit", type=click.IntRange(1, TICK_MAX), default=TICK_MAX, show_default=True, help="At most so many instants.")
 @click.pass_context
 def tick(ctx: click.Context, limit: int) -> None:
@@ -126,7 +129,8 @@ def redrive(ctx: click.Context, limit: int, dry_run: bool) -> None:
 
 def _counted(outcomes: Sequence[DeliveryOutcome]) -> str:
     counts = {kind: sum(each.outcome is kind for each in outcomes) for kind in Outcome}
-    return f"{counts[Outcome.STARTED]} processes started, {counts[Outcome.FAILED]} failed, {counts[Outcome.ALREADY]} done already"
+    started = counted(counts[Outcome.STARTED], "processes")
+    return f"{started} started, {counts[Outcome.FAILED]} failed, {counts[Outcome.ALREADY]} done already"
 
 
 def _end(ctx: click.Context, output: Output, outcomes: Sequence[DeliveryOutcome], *, broken: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""Chooses what an examination verifies: the newest, and what was changed after a moment somewhere between first and last."""
+"""Chooses what an examination verifies: the newest, and what was changed after a moment somewhere between first and last.
+
+A sample at least as large as the table is all of it.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,18 @@ def process_ids(count: int, share: float) -> Op[list[str]]:
 
 
 def _both(first: LiteralString, since: LiteralString, span: LiteralString, count: int, share: float) -> Op[list[str]]:
-    ids = [row[0] for row in (yield from fetch(first, limit=(count + 1) // 2))]
+    """Half from `first`, the rest from the moment on; what one of them lacks, the other fills."""
+    ids = [row[0] for row in (yield from fetch(first, limit=count))]
     bounds = yield from fetch_one(span)
     if bounds is None or bounds[0] is None:
         return ids
-    since_ms = bounds[0] + int((bounds[1] - bounds[0]) * share)
-    ids += [row[0] for row in (yield from fetch(since, since_ms=since_ms, limit=count - len(ids)))]
-    return list(dict.fromkeys(ids))
+    oldest_ms: int = bounds[0]
+    others = yield from _from(since, oldest_ms + int((bounds[1] - oldest_ms) * share), count)
+    if len(others) < count:  # past the newest, go round to the oldest
+        others += yield from _from(since, oldest_ms, count)
+    half = (count + 1) // 2
+    return list(dict.fromkeys([*ids[:half], *others, *ids[half:]]))[:count]
+
+
+def _from(since: LiteralString, since_ms: int, count: int) -> Op[list[str]]:
+    return [row[0] for row in (yield from fetch(since, since_ms=since_ms, limit=count))]

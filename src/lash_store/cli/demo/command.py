@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import apsw
 import click
@@ -50,7 +51,7 @@ class Report(Struct, frozen=True, kw_only=True):
     next: Sequence[str]
 
 
-@click.command("demo", cls=StorelessVerb)
+@click.command("demo", cls=StorelessVerb, short_help="Watch an agent survive the death of its workers.")
 @click.option("--url", metavar="URL", help="Play on this PostgreSQL, in a schema of its own, or in this new SQLite file.")
 @click.option("--schema", metavar="NAME", help="The new schema on PostgreSQL. Otherwise one with a random name.")
 @click.option(
@@ -160,14 +161,22 @@ def place_of(target: Target) -> Place:
     if target.path is not None:
         return Place(f"SQLite {apsw.sqlite_lib_version()}", target.path, f"The file is kept: {target.path}")
     left = f"The schema is left there. To remove it: DROP SCHEMA {quoted(target.schema)} CASCADE"
+    if has_password(target):
+        left += f"\nThe commands below take the url from {URL_VARIABLE}: export it first."
     return Place("PostgreSQL", f"{safe_url(target)}, schema {target.schema}", left)
 
 
 def commands(target: Target) -> list[str]:
     """Three commands that show more of what the demo left. A url may hold a password: it is not printed again."""
-    where = ["--url", target.path] if target.path is not None else ["--schema", target.schema]
-    before = "" if target.path is not None else f"{URL_VARIABLE}=… "
-    return [before + shlex.join([*program(), *verb, *where]) for verb in NEXT]
+    url = f'"${URL_VARIABLE}"' if has_password(target) else shlex.quote(target.dsn or target.path or "")
+    where = f"--url {url}" + ("" if target.dsn is None else f" --schema {shlex.quote(target.schema)}")
+    return [f"{shlex.join([*program(), *verb])} {where}" for verb in NEXT]
+
+
+def has_password(target: Target) -> bool:
+    """Whether the url holds a password, before its host or among its settings."""
+    parts = urlsplit(target.dsn or "")
+    return ":" in parts.netloc.rpartition("@")[0] or "password" in unquote(parts.query).lower()
 
 
 def program() -> list[str]:

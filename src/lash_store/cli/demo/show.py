@@ -17,6 +17,7 @@ from rich.tree import Tree as RichTree
 
 from lash_store.cli.demo.ending import Ending, Lane, Line, Tree
 from lash_store.cli.demo.ledger import Claim
+from lash_store.cli.output import counted
 
 TITLE = "An agent that is killed and loses nothing"
 HONEST = "The model is scripted: no key, no network. The processes, the kills and the database are real."
@@ -124,7 +125,8 @@ class Plain(Show):
             self._say("", heading(tree), *plain_lines(shortened(tree), "  "))
         self._say("", "tokens")
         for spent in ending.spent:
-            self._say(f"  {spent.session_id:<14} {spent.model}  {spent.turns} turns  input {spent.input}  output {spent.output}")
+            turns = counted(spent.turns, "turns")
+            self._say(f"  {spent.session_id:<14} {spent.model}  {turns}  input {spent.input}  output {spent.output}")
         self._say("", "timeline: # alive, * commit, X killed")
         for lane in ending.lanes:
             self._say(f"  worker {lane.worker} {lane.pid:<8} |{''.join(cells(lane, span_s(ending), LANE_WIDTH, '#*X'))}|")
@@ -156,7 +158,7 @@ def why(claim: Claim) -> str:
 def heading(tree: Tree) -> str:
     """A session in a line."""
     origin = f", forked from {tree.parent}" if tree.parent else ""
-    return f"{tree.session_id}: {tree.name}{origin}, revision {tree.revision}, {tree.nodes} nodes"
+    return f"{tree.session_id}: {tree.name}{origin}, revision {tree.revision}, {counted(tree.nodes, 'nodes')}"
 
 
 def shortened(tree: Tree) -> tuple[Line, ...]:

@@ -42,6 +42,7 @@ from lash_store.cli.demo.ledger import (
 )
 from lash_store.cli.demo.show import Show
 from lash_store.cli.demo.worker import Order
+from lash_store.cli.output import counted
 
 DOOMED_MS = 700  # the lease of a worker that is going to be killed: how long its work stays its own after its death
 WORKERS = 6  # one that lives through everything, four that are killed, one to race with
@@ -251,7 +252,7 @@ def branch_and_fork(story: Story) -> None:
     story.acknowledged("you", session.commit(back))
     story.show.line("you", "back to the main line, with the memory it had")
     fork = session.fork(WITH_ADA, name="The same trip, with Ada")
-    story.show.line("you", f"fork {TRIP} into {fork.session_id}: {fork.node_count} nodes of its own")
+    story.show.line("you", f"fork {TRIP} into {fork.session_id}: {counted(fork.node_count, 'nodes')} of its own")
     story.deliver(WITH_ADA, ADAS_MAIL, model.ADA)
     serve(story, story.steady)
     story.claim("the session that was forked did not move", session.load(active_path()).nodes == main.nodes)
@@ -314,7 +315,7 @@ def show_turn(story: Story, worker: Member, note: dict[str, Any]) -> None:
 def receipt_line(served: Served) -> str:
     """What a commit did, in a line."""
     receipt, turn = served.receipt, served.turn
-    parts = [f"{len(receipt.node_ids)} nodes", "memory", f"{turn.tokens.input + turn.tokens.output} tokens"]
+    parts = [counted(len(receipt.node_ids), "nodes"), "memory", f"{turn.tokens.input + turn.tokens.output} tokens"]
     parts += [f"{len(turn.files)} file"] if turn.files else []
     parts += [f"{len(turn.jobs)} process"] if turn.jobs else []
     return f"commits revision {receipt.revision}: {', '.join(parts)}, message settled"
