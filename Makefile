@@ -60,6 +60,7 @@ clean: ## Remove what was built, the caches and the virtual environment
 # uv is used when present; otherwise the first Python >= 3.11 that can make a virtual environment.
 
 $(PY):
+	@echo 'Making .venv (once; needs the network)…'
 	@if command -v uv >/dev/null; then \
 	    uv venv --quiet --allow-existing --python '>=3.11' .venv; \
 	else \

@@ -123,7 +123,7 @@ async def administer(url: str, sql: str) -> None:
 def test_the_same_program_runs_on_postgresql(page: Path, tmp_path: Path, pg_url: str, pg_schema: str) -> None:
     # The application's own table goes into the test's schema, too.
     url = f"{pg_url}{'&' if '?' in pg_url else '?'}search_path={pg_schema}"
-    code = program(page, "python").replace('"agent.db"', f"{url!r}, schema={pg_schema!r}")
+    code = re.sub(r'"(agent|hello)\.db"', lambda _: f"{url!r}, schema={pg_schema!r}", program(page, "python"))
     assert pg_schema in code
     run(code, tmp_path)
 

@@ -14,7 +14,22 @@ from lash_store.model.usage import Usage
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """All or nothing. `expected_revision` None appends to whatever the head is, and then allows only `Append`."""
+    """All or nothing. `expected_revision` None appends to whatever the head is, and then allows only `Append`, without
+    checkpoint, config or frames.
+
+    * `expected_revision`: the revision you loaded, 0 for a new session; `RevisionConflict` if the head is elsewhere.
+    * `turn_id`: the same id and content again returns the first receipt; other content is `TurnConflict`. None is no retry key.
+    * `graph`: what happens to the nodes: `Append`, `Unchanged` or `Replace`.
+    * `checkpoint`: named byte strings; a component not named stays, None removes one.
+    * `config`: a JSON value that replaces the session's; not given, it stays.
+    * `frames`: replace the agent frames as a whole; not given, they stay.
+    * `current_frame_id`: which frame is the current one; None is none; not given, it stays.
+    * `usage`: entries for the ledger of tokens.
+    * `completes`: claims that this turn settles, or parts of them; `ClaimLost` if one is no longer held.
+    * `enqueues`: work for inboxes, this session's or another's.
+    * `attachments`: the ids of stored attachments that the session keeps from now on.
+    * `session_id`: if given, it must be the session committed to, else `SessionMismatch`.
+    """
 
     expected_revision: int | None
     turn_id: str | None = None

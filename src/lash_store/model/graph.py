@@ -9,7 +9,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class NodeDraft(Struct, frozen=True, kw_only=True):
-    """A node to append. Parent not named: the previous draft, the first one the leaf. Parent None: a root."""
+    """A node to append. Parent not named: the previous draft, the first one the leaf. Parent None: a root.
+
+    * `body`: any JSON value.
+    * `kind`: a word of yours, to tell nodes apart.
+    * `node_id`: yours, if you need to know it beforehand; None is minted.
+    * `parent_id`: the node it follows; one in the middle of the graph begins a branch.
+    * `frame_id`: the agent frame it belongs to.
+    * `caused_by`: a JSON value that says what caused it.
+    """
 
     body: Any
     kind: str = "message"
@@ -33,7 +41,11 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 class Append(Struct, frozen=True, tag="append"):
-    """Add nodes; the leaf moves to `leaf`, or to the last node when it is not named."""
+    """Add nodes; the leaf moves to `leaf`, or to the last node when it is not named.
+
+    * `nodes`: the drafts; one that names no parent follows the one before it.
+    * `leaf`: the id of the node where the active path ends.
+    """
 
     nodes: Sequence[NodeDraft]
     leaf: str | None | UnsetType = UNSET

@@ -105,7 +105,19 @@ class ProcessIdentity(Struct, frozen=True, kw_only=True):
 
 
 class Registration(Struct, frozen=True, kw_only=True):
-    """A process as it is registered; it never changes. `originator` None is the host."""
+    """A process as it is registered; it never changes. `originator` None is the host.
+
+    * `process_id`: yours; the same id and content again is the same process, other content is `RegistrationConflict`.
+    * `input`: the kind that workers claim by, and its payload.
+    * `identity`: what it is called, for people and filters; None follows from the input.
+    * `event_types`: the events it may emit, with their schemas and what they mean.
+    * `originator`: the session, or frame, that started it.
+    * `caused_by`: a JSON value that says what caused it.
+    * `env_ref`: the environment it runs in, an artifact.
+    * `wake_target`: whose inbox its wakes go to; None wakes nobody.
+
+    `store.session(id).processes.start` fills in its session as originator and wake target where they are None.
+    """
 
     process_id: str
     input: ProcessInput

@@ -57,7 +57,18 @@ class BatchDraft(Struct, frozen=True, kw_only=True):
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Stored work. A settled batch found by its source key has no payloads any more."""
+    """Stored work. A settled batch found by its source key has no payloads any more.
+
+    * `batch_id`, `session_id`: its name, and whose inbox it is in.
+    * `enqueue_seq`: its place in the inbox; lists and claims follow it.
+    * `source_key`: your idempotency key.
+    * `delivery`, `slot`, `merge_key`: when it is handed out, and whether together with its neighbours.
+    * `payloads`: the JSON values that were enqueued; a wake's has `input` and `process_id`.
+    * `available_ms`, `enqueued_ms`: not handed out before, and when it came.
+    * `attempts`, `max_attempts`: how often it was claimed, and after how many it is parked.
+    * `fence`: of its newest claim; it only grows.
+    * `state`, `parked_reason`: what it waits for, and why it was set aside.
+    """
 
     batch_id: str
     session_id: str
@@ -87,7 +98,14 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Batches leased to one owner. The token settles them until somebody else claims them."""
+    """Batches leased to one owner. The token settles them until somebody else claims them.
+
+    * `session_id`: whose work it is.
+    * `claim_id`, `owner`: its name, and the worker that asked.
+    * `token`, `fence`: prove ownership; a later claim has another token and a higher fence.
+    * `claimed_ms`, `expires_ms`: when the lease began and passes, by the database's clock.
+    * `batches`: the work, in the order of the inbox.
+    """
 
     session_id: str
     claim_id: str
