@@ -76,11 +76,12 @@ class Server:
     async def statements(self, url: str) -> Statements:
         """What the server counted in one database so far."""
         if not self.statistics:
-            return Statements(0, 0.0)
+            return Statements(0, 0.0, 0)
         connection = await asyncpg.connect(self.url)
         try:
             row = await connection.fetchrow(
-                "SELECT coalesce(sum(calls), 0)::bigint, coalesce(sum(total_exec_time), 0)::float8 FROM pg_stat_statements s "
+                "SELECT coalesce(sum(calls), 0)::bigint, coalesce(sum(total_exec_time), 0)::float8, "
+                "coalesce(sum(calls) FILTER (WHERE query ILIKE '%pg_notify(%'), 0)::bigint FROM pg_stat_statements s "
                 "JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
                 name_of(url),
             )
@@ -117,10 +118,13 @@ class Statements:
 
     calls: int
     milliseconds: float
+    notifications: int
 
     def since(self, before: Statements) -> Statements:
         """What came between two looks."""
-        return Statements(self.calls - before.calls, self.milliseconds - before.milliseconds)
+        return Statements(
+            self.calls - before.calls, self.milliseconds - before.milliseconds, self.notifications - before.notifications
+        )
 
 
 def at(url: str, database: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from urllib.parse import urlsplit
@@ -123,30 +123,40 @@ async def counts(stage: Stage, child: Child, proxy: Proxy, turns: int = 20) -> N
     """Exact counts of a warm turn, by one caller."""
     ask = partial(child.ask, "turns", prefix="count", callers=1, shape=CHAT)
     await ask(count=turns * 3)
-    await counted(stage, W, child, proxy, "chat turn", turns, partial(ask, count=turns))
+    await counted(stage, W, child, proxy, "chat turn", turns, ask)
 
 
-async def counted(stage: Stage, workload: str, child: Child, proxy: Proxy, what: str, times: int, take: Take) -> Answer:
-    """Run `take`, which does something `times` times, between two looks at all counters."""
-    rows, statements, log, wire_before = await looks(stage, child, proxy)
-    answer = await take()
-    after = await looks(stage, child, proxy)
-    noted = {
-        "round trips": after[3]["round_trips"] - wire_before["round_trips"],
-        "statements": after[1] - statements,
-        "rows written": after[0] - rows,
-        "bytes sent": after[3]["sent"] - wire_before["sent"],
-        "bytes received": after[3]["received"] - wire_before["received"],
-        "bytes of log": after[2] - log,
-    }
-    for metric, total in noted.items():
-        stage.results.note(workload, child.member.name, POSTGRES, what, metric, total / times)
-    stage.say(f"  {what}: {child.member.name}: {noted['round trips'] / times:.2f} round trips")
+async def counted(
+    stage: Stage, workload: str, child: Child, proxy: Proxy, what: str, times: int, ask: Callable[..., Awaitable[Answer]]
+) -> Answer:
+    """Do something once, because everybody rested during the look at the server's counters, then `times` times on the wire."""
+    before = await looks(stage, child)
+    await ask(count=1)
+    wire_before = await proxy.counters()
+    answer = await ask(count=times)
+    wire = await proxy.counters()
+    noted = {metric: (wire[name] - wire_before[name]) / times for metric, name in WIRE.items()}
+    after = await looks(stage, child)
+    noted |= {metric: (after[metric] - before[metric]) / (times + 1) for metric in after}
+    for metric, value in noted.items():
+        stage.results.note(workload, child.member.name, POSTGRES, what, metric, value)
+    stage.say(
+        f"  {what}: {child.member.name}: {noted['round trips']:.2f} round trips, {noted['notifications']:.2f} notifications"
+    )
     return answer
 
 
-async def looks(stage: Stage, child: Child, proxy: Proxy) -> tuple[int, int, int, dict[str, int]]:
-    """All counters."""
+WIRE = {"round trips": "round_trips", "bytes sent": "sent", "bytes received": "received"}
+
+
+async def looks(stage: Stage, child: Child) -> dict[str, int]:
+    """The counters of the server."""
     rows = await stage.server.rows(at(stage.server.url, name_of(child.place)))
-    statements = (await stage.server.statements(child.place)).calls
-    return rows, statements, await stage.server.wal(), await proxy.counters()
+    statements = await stage.server.statements(child.place)
+    log = await stage.server.wal()
+    return {
+        "rows written": rows,
+        "statements": statements.calls,
+        "notifications": statements.notifications,
+        "bytes of log": log,
+    }

@@ -77,7 +77,7 @@ async def counts(stage: Stage, times: int = 20) -> None:
         place = through(await stage.server.fresh(), proxy.port)
         ours = await stack.enter_async_context(stage.child(OURS, place))
         await ours.call("register", "process-0")
-        calls: dict[str, Take] = {
+        calls = {
             "enqueue": partial(ours.ask, "each_number", name="enqueue"),
             "claim": partial(ours.ask, "times", name="claim"),
             "settle": partial(ours.ask, "times", name="settle"),
@@ -87,7 +87,7 @@ async def counts(stage: Stage, times: int = 20) -> None:
         for call in calls.values():
             await call(count=times * 2)
         for name, call in calls.items():
-            await counted(stage, W, ours, proxy, name, times, partial(call, count=times))
+            await counted(stage, W, ours, proxy, name, times, call)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------

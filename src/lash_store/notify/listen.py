@@ -24,7 +24,7 @@ log = logging.getLogger("lash_store")
 PAYLOAD_MAX_BYTES = 7_900  # PostgreSQL refuses 8,000
 PENDING_MAX = 10_000  # rings kept while the database is away; beyond it one "look yourself" says as much
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 10.0  # between attempts to connect or to send
-GAP_S = 0.002  # between two statements: under load the rings of this long travel together, and the first of all leaves at once
+GAP_S = 0.005  # between two statements: under load the rings of this long travel together, and the first of all leaves at once
 FLUSH_S = 2.0  # how long close() waits for the last notifications; a slow look replaces them
 
 
