@@ -26,7 +26,7 @@ from tests.support.mix import CALLS, SESSIONS, Worker, mix
 from tests.support.process_mix import PROCESS_CALLS, ProcessWorker
 from tests.support.stepper import seed_of_run
 
-MIX_S = effort(test=20, faults=600)
+MIX_S = effort(test=12, faults=600)
 TASKS = 32
 RACERS = 8
 ROUNDS = effort(test=30, faults=2_000)

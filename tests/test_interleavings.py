@@ -35,7 +35,7 @@ from tests.support.scenarios import (
 from tests.support.stepper import Orders, Report, Stage, build, explore, seed_of_run, stage
 
 MOST = effort(test=2_000, faults=200_000)
-BOX_S = effort(test=3, faults=300)  # for one pair; it bounds how many orders are run
+BOX_S = effort(test=1_500, faults=300_000) / 1000  # for one pair; it bounds how many orders are run
 PATIENCE_S = 120  # for what must be found, or must be complete
 PAIRS = effort(test=60, faults=1_000)  # of any two operations
 ORDERS_OF_ANY_TWO = effort(test=8, faults=300)

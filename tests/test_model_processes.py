@@ -182,7 +182,7 @@ def test_the_store_does_what_the_model_does(engine: Engine) -> None:
 def test_both_engines_keep_the_same_rows(both: Sequence[Engine]) -> None:
     world = World(both)
     world.at_end = lambda: compare_rows(both)
-    run(world, examples=effort(test=25, faults=1_000))
+    run(world, examples=effort(test=15, faults=1_000))
     assert world.rules
 
 

@@ -103,7 +103,7 @@ def test_sessions_are_the_same_with_and_without(pg_url: str, schemas: tuple[str,
     try:
         world = model_steps.World(engines)
         world.at_end = lambda: of_sessions.compare_rows(engines)
-        of_sessions.run(world, examples=effort(test=20, faults=1_000))
+        of_sessions.run(world, examples=effort(test=12, faults=1_000))
     finally:
         close(engines)
     assert set(taken.answers) >= {
@@ -124,7 +124,7 @@ def test_processes_are_the_same_with_and_without(pg_url: str, schemas: tuple[str
     try:
         world = pmodel_steps.World(engines)
         world.at_end = lambda: of_processes.compare_rows(engines)
-        of_processes.run(world, examples=effort(test=15, faults=1_000))
+        of_processes.run(world, examples=effort(test=8, faults=1_000))
     finally:
         close(engines)
     assert set(taken.answers) >= {"append_v1 done", "append_v1 declined", "claim_v1 claimed"}, taken.answers

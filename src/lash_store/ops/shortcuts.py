@@ -32,7 +32,7 @@ from lash_store.ops.statement import Op, Row, ring, shortcut
 
 # Above these a function, which looks for each parent and name in an array, takes longer than the statements it replaces.
 NODES_MAX = 1_000
-COMPONENTS_MAX = 100
+COMPONENTS_MAX = 250
 
 
 def commit(prepared: PreparedCommit, *, retention_ms: int, assumed_leaf_id: str | None = None) -> Op[Receipt]:
