@@ -99,7 +99,8 @@ def bring_up(dialect: Dialect, known: Sequence[Step]) -> Op[int]:
     if found == EMPTY:
         yield from _CREATE[dialect.engine](dialect)
     for step in known[found.version :]:
-        yield from _ddl(dialect, step.statements)
+        for statement in step.statements:
+            yield from _ddl(dialect, statement)
     yield from _FUNCTIONS[dialect.engine]()
     return (yield from _record(found, known))
 
@@ -165,26 +166,23 @@ def _create_sqlite(_: Dialect) -> Op[None]:
     yield from execute(META)
 
 
-def _ddl(dialect: Dialect, statements: Sequence[str]) -> Op[None]:
-    """All of a step at once: a hundred round trips would be most of what the first open takes."""
-    if not statements:
-        return
-    script = ";\n".join(statements)
-    if "{body}" in script and dialect.engine == "postgresql":
-        script = yield from _without_lz4(script)
+def _ddl(dialect: Dialect, statement: str) -> Op[None]:
+    if "{body}" in statement and dialect.engine == "postgresql":
+        statement = yield from _without_lz4(statement)
     # The text is a shipped file: as constant as any.
-    yield from execute(cast("LiteralString", script))
+    yield from execute(cast("LiteralString", statement))
 
 
-def _without_lz4(script: str) -> Op[str]:
+def _without_lz4(statement: str) -> Op[str]:
     supported = yield from fetch_one(
         "SELECT 1 FROM pg_catalog.pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY(enumvals)"
     )
-    return script if supported is not None else script.replace("{body}", "TEXT")
+    return statement if supported is not None else statement.replace("{body}", "TEXT")
 
 
 def _functions_postgres() -> Op[None]:
-    yield from execute(cast("LiteralString", ";\n".join(functions())))
+    for text in functions():
+        yield from execute(cast("LiteralString", text))
 
 
 # What only one engine has: schemas, advisory locks, functions. SQLite's write transaction is its lock.
