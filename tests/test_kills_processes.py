@@ -218,6 +218,8 @@ async def differences(backend: Backend, deed: Deed, heir: Word) -> list[str]:
     return [] if trace == WHOLE[deed.kind] else [f"{deed.kind} does not converge: {trace}"]
 
 
+ATTEMPTS, PATIENCE_S = 3, 30
+
 # --- killed while the server works on the call --------------------------------------------------------------------------------
 
 
@@ -241,8 +243,7 @@ async def killed_at_a_lock(site: Site, deed: Deed, job: dict[str, Any], way: Way
     """Kill it while the server waits for the session's row in its name, or when the server has answered and it has not read."""
     async with connected(site) as watcher:
         async with held(site, deed.session_id) as holder:
-            pid = await site.start("victim", way=way, **job)
-            backend = await waiting_for(watcher, holder)
+            pid, backend = await blocked(site, watcher, holder, way=way, **job)
             os.kill(pid, signal.SIGSTOP if unread else signal.SIGKILL)
             assert await trace_of(site.backend, deed) == NOTHING[deed.kind]
         if unread:
@@ -271,6 +272,19 @@ async def held(site: Site, session_id: str) -> AsyncGenerator[int]:
     async with connected(site) as connection, connection.transaction():
         await connection.execute(f"SELECT 1 FROM {site.backend.table('sessions')} WHERE session_id = $1 FOR UPDATE", session_id)
         yield connection.get_server_pid()
+
+
+async def blocked(site: Site, watcher: Any, holder: int, **job: Any) -> tuple[int, int]:
+    """A victim whose backend waits for the holder's lock. One that does not get there, on a stalled machine, makes room."""
+    for _ in range(ATTEMPTS):
+        pid = await site.start("victim", **job)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return pid, await waiting_for(watcher, holder)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            print(f"a victim did not come: {await asyncio.to_thread(site.forge.hear)}")
+    raise AssertionError(f"{ATTEMPTS} victims never asked for the lock")
 
 
 async def waiting_for(watcher: Any, holder: int) -> int:

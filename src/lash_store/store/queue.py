@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lash_store.encode import mint
-from lash_store.errors import InvalidArgument, Unstorable
+from lash_store.errors import Busy, InvalidArgument, Unstorable
 from lash_store.model.queue import (
     Batch,
     BatchDraft,
@@ -30,6 +30,8 @@ from lash_store.store.runtime import AsyncRuntime, AsyncTransactionRuntime
 from lash_store.store.weight import is_heavy
 
 log = logging.getLogger("lash_store")
+
+LOOKS_MAX = 256  # times a claim looks again because what it was shown had gone
 
 
 class AsyncQueue:
@@ -153,7 +155,7 @@ class AsyncQueue:
             if before is not None:
                 return _claim(before)
             wait_for_locks = False
-            while True:
+            for _ in range(LOOKS_MAX):
                 found = await self._runtime.write(
                     shortcuts.claim_next,
                     owner,
@@ -172,6 +174,7 @@ class AsyncQueue:
                     return None
                 else:
                     wait_for_locks = True
+        raise Busy(f"{LOOKS_MAX} looks for work found sessions that others had just emptied")
 
     # --- holding and letting go -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lash_store.encode import mint
-from lash_store.errors import InvalidArgument, Unstorable
+from lash_store.errors import Busy, InvalidArgument, Unstorable
 from lash_store.model.queue import (
     Batch,
     BatchDraft,
@@ -31,6 +31,8 @@ from lash_store.store.runtime import SyncRuntime, SyncTransactionRuntime
 from lash_store.store.weight import is_heavy
 
 log = logging.getLogger("lash_store")
+
+LOOKS_MAX = 256  # times a claim looks again because what it was shown had gone
 
 
 class Queue:
@@ -154,7 +156,7 @@ class Queue:
             if before is not None:
                 return _claim(before)
             wait_for_locks = False
-            while True:
+            for _ in range(LOOKS_MAX):
                 found = self._runtime.write(
                     shortcuts.claim_next,
                     owner,
@@ -173,6 +175,7 @@ class Queue:
                     return None
                 else:
                     wait_for_locks = True
+        raise Busy(f"{LOOKS_MAX} looks for work found sessions that others had just emptied")
 
     # --- holding and letting go -------------------------------------------------------------------------------------------
 
