@@ -33,6 +33,7 @@ from lash_store import (
 ROLES = ("user", "assistant")
 INBOXES = 64  # sessions that share the jobs: at most one claim at a time in each
 JOB_BYTES = 400
+IDLE_MS = 20  # a worker that found nothing looks whether the run is over; its wait must not be counted as work
 LEASE_MS = 60_000
 NODES_PER_COMMIT = 10_000
 
@@ -197,7 +198,7 @@ class Ours(Subject):
         while not done():
             claim = await self.store.queue.claim_next(owner, lease_ms=LEASE_MS, max_batches=most)
             if claim is None:
-                await self.store.queue.wait_ready(timeout_ms=1_000)
+                await self.store.queue.wait_ready(timeout_ms=IDLE_MS)
                 continue
             for _ in claim.batches:
                 ran()
@@ -205,7 +206,7 @@ class Ours(Subject):
 
     async def claim(self) -> None:
         """The job that waits longest."""
-        claim = await self.store.queue.claim_next("worker", lease_ms=LEASE_MS)
+        claim = await self.store.queue.claim_next("worker", lease_ms=LEASE_MS, concurrent=True)
         assert claim is not None
         self._claims.append(claim)
 
