@@ -39,11 +39,11 @@ check: $(DEV) ## Lint, types, the import law, and whether the generated sync cod
 faults: $(DEV) ## Run the kill, interleaving and model tests with their large numbers (hours)
 	@LASH_STORE_FAULTS=1 $(PY) -m pytest -m faults --timeout=0 -n $(JOBS) --dist loadgroup $(ARGS)
 
-bench: $(DEV) ## Measure ours, the floors and the peers, and show it in the documentation (a quarter of an hour)
+bench: $(DEV) ## Measure ours, the floors and the peers, and show it in the documentation (long: it was never timed; the quick one takes six minutes here)
 	@$(PY) -m bench $(ARGS)
 	@$(PY) -m bench.publish
 
-bench-quick: $(DEV) ## The same workloads, smaller, below five minutes; changes no page
+bench-quick: $(DEV) ## The same workloads, smaller, about six minutes; changes no page
 	@$(PY) -m bench --quick $(ARGS)
 
 site: $(DEV) ## Build the documentation as a site in build/site; a warning is an error, and nothing is fetched

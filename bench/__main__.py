@@ -1,7 +1,7 @@
 """Measure everything, print it, write it down.
 
-make bench          everything, about a quarter of an hour
-make bench-quick    the same workloads, smaller, below five minutes
+make bench          everything; longer, and not timed yet
+make bench-quick    the same workloads, smaller, about six minutes on two cores
 
 python -m bench [--quick] [--only W1,W3] [--no-peers] [--out FILE]
 """
@@ -45,7 +45,7 @@ def main() -> int:
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    parser.add_argument("--quick", action="store_true", help="below five minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller: about six minutes on two cores")
     parser.add_argument("--only", default="", help="workloads, such as W1,W3")
     parser.add_argument("--no-peers", action="store_true", help="ours, the floors and the port only")
     parser.add_argument("--out", help="where the JSON goes")

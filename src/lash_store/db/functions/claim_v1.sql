@@ -22,6 +22,7 @@ DECLARE
     seqs BIGINT[] := '{}';
     id TEXT;
     fence_after BIGINT;
+    counted BIGINT;
     inbox RECORD;
 BEGIN
     IF p_session_id IS NOT NULL THEN
@@ -106,6 +107,10 @@ BEGIN
         RETURNING 'claimed'::text, id, fence_after, at_ms, b.session_id, b.enqueue_seq, b.batch_id, b.source_key, b.delivery,
             b.slot, b.merge_key, b.payloads, b.digest, b.intent, b.available_ms, b.enqueued_ms, b.attempts, b.max_attempts,
             b.fence, b.parked_ms, b.parked_reason, b.token, b.expires_ms;
+    GET DIAGNOSTICS counted = ROW_COUNT;
+    IF counted <> cardinality(seqs) THEN
+        RAISE EXCEPTION 'a chosen batch was taken' USING ERRCODE = 'LS000';
+    END IF;
     SELECT * INTO inbox FROM {schema}.inbox_ready_v1(head.session_id);
     UPDATE {sessions} s SET fence = fence_after, ready_ms = inbox.ready_ms, open_ms = inbox.open_ms
     WHERE s.session_id = head.session_id;

@@ -217,7 +217,10 @@ BEGIN
                         branch_tips[i]);
             ELSE
                 UPDATE {branches} b SET tip_depth = branch_tips[i]
-                WHERE b.session_id = p_session_id AND b.branch = branch_numbers[i] AND b.tip_depth <> branch_tips[i];
+                WHERE b.session_id = p_session_id AND b.branch = branch_numbers[i];
+                IF NOT FOUND THEN
+                    RAISE EXCEPTION 'a branch of the locked session vanished' USING ERRCODE = 'LS000';
+                END IF;
             END IF;
         END LOOP;
         INSERT INTO {nodes} (session_id, branch, depth, position, node_id, parent_id, kind, body, frame_id, caused_by, digest,
