@@ -220,10 +220,8 @@ class State:
         room = self.rooms.get(session_id)
         if room is None:
             raise NotFound("session", session_id)
-        if room.deleted:
-            raise SessionDeleted(session_id, incarnation=room.incarnation)
-        if incarnation not in (None, room.incarnation):
-            raise SessionDeleted(session_id, incarnation=incarnation)
+        if room.deleted or incarnation not in (None, room.incarnation):
+            raise SessionDeleted(session_id, incarnation=incarnation or room.incarnation)
         return room
 
     def there(self, process_id: str) -> Running:

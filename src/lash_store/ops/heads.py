@@ -85,11 +85,9 @@ def live(head: Head | None, session_id: str, incarnation: int | None = None) -> 
 
 
 def check_live(session_id: str, *, state: str, found: int, meant: int | None) -> None:
-    """Refuse a session that is deleted, or another incarnation than the caller means."""
-    if state != LIVE:
-        raise SessionDeleted(session_id, incarnation=found)
-    if meant is not None and found != meant:
-        raise SessionDeleted(session_id, incarnation=meant)
+    """Refuse a session that is deleted, or another incarnation than the caller means; the error names the one meant."""
+    if state != LIVE or (meant is not None and found != meant):
+        raise SessionDeleted(session_id, incarnation=found if meant is None else meant)
 
 
 def look_session(session_id: str, incarnation: int | None = None) -> Op[Head]:

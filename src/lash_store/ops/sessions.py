@@ -7,9 +7,9 @@ from typing import Literal, LiteralString
 from msgspec import UNSET, Struct, UnsetType
 
 from lash_store.encode import check, decode, digest
-from lash_store.errors import InvalidArgument, NotFound, SessionDeleted
+from lash_store.errors import InvalidArgument, NotFound
 from lash_store.model.session import Relation, Session, SessionPage
-from lash_store.ops.heads import DELETED, LIVE, PURGING, Head, live, lock_session, lock_sessions
+from lash_store.ops.heads import DELETED, PURGING, Head, check_live, live, lock_session, lock_sessions
 from lash_store.ops.statement import Op, Row, database_now, execute, fetch, fetch_one, ring
 
 Order = Literal["updated", "id"]
@@ -127,8 +127,7 @@ def get(session_id: str, incarnation: int | None = None) -> Op[Session]:
     )
     if row is None:
         raise NotFound("session", session_id)
-    if row[2] != LIVE or (incarnation is not None and row[1] != incarnation):
-        raise SessionDeleted(session_id, incarnation=incarnation or row[1])
+    check_live(session_id, state=row[2], found=row[1], meant=incarnation)
     return _session(row)
 
 

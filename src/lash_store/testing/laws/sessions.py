@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lash_store.errors import Misuse, NotFound, Refused, SessionDeleted, SessionMismatch
@@ -180,6 +181,22 @@ async def a_handle_of_an_earlier_incarnation_changes_nothing(backend: Backend) -
         with refused(SessionDeleted):
             await handle.tombstone(["a"])
     assert (await store.session("s").get()).incarnation == again.incarnation
+
+
+async def a_deleted_session_is_named_by_the_incarnation_that_was_meant(backend: Backend) -> None:
+    """A handle's refusal names the incarnation the handle met, whatever became of the id since; a plain call's the last one."""
+    store, other = await backend.open(), await backend.open()
+    handle = store.session("s")
+    await handle.commit(Commit(expected_revision=None, graph=append("a")))
+    await other.sessions.delete("s")
+    await other.sessions.create("s")
+    for _ in ("live again", "deleted again"):
+        for call in (handle.get, handle.load, handle.vacuum, partial(handle.tombstone, ["a"]), partial(handle.enqueue, [1])):
+            with refused(SessionDeleted, session_id="s", incarnation=1):
+                await call()
+        await other.sessions.delete("s")
+    with refused(SessionDeleted, session_id="s", incarnation=2):
+        await other.sessions.get("s")
 
 
 async def a_claim_of_an_earlier_incarnation_settles_nothing(backend: Backend) -> None:
