@@ -24,7 +24,7 @@ from lash_store.ops.statement import Op
 from tests.support.effort import effort
 from tests.support.mix import CALLS, SESSIONS, Worker, mix
 from tests.support.process_mix import PROCESS_CALLS, ProcessWorker
-from tests.support.stepper import seed_of_run
+from tests.support.seeds import seed_of_run
 
 MIX_S = effort(test=12, faults=600)
 TASKS = 32
@@ -65,7 +65,6 @@ async def deadlocks(url: str) -> int:
 @pytest.mark.faults
 def test_a_random_mix_of_all_calls_never_deadlocks(own_database: str) -> None:
     seed = seed_of_run()
-    print(f"LASH_STORE_SEED={seed}")
     calls, refusals = asyncio.run(_mixed(own_database, seed))
     print(f"{sum(calls.values())} calls: {dict(calls)}, refused: {dict(refusals)}")
     assert asyncio.run(deadlocks(own_database)) == 0

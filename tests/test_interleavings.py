@@ -32,7 +32,8 @@ from tests.support.scenarios import (
     put_sweep,
     town,
 )
-from tests.support.stepper import Orders, Report, Stage, build, explore, seed_of_run, stage
+from tests.support.seeds import seed_of_run
+from tests.support.stepper import Orders, Report, Stage, build, explore, stage
 
 MOST = effort(test=2_000, faults=200_000)
 BOX_S = effort(test=1_500, faults=300_000) / 1000  # for one pair; it bounds how many orders are run
@@ -70,7 +71,7 @@ async def explored(
 def test_a_pair_ends_as_a_serial_order_would(arena: tuple[str, str], scenario: Scenario) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, scenario, seed=seed))
-    print(f"LASH_STORE_SEED={seed}: {report.schedules} orders ({'all' if report.complete else 'a sample'}),", end=" ")
+    print(f"{report.schedules} orders ({'all' if report.complete else 'a sample'}),", end=" ")
     print(f"{report.waited} with a wait, {report.serial} serial endings")
     assert report.violation is None, report.violation
 
@@ -79,7 +80,7 @@ def test_a_pair_ends_as_a_serial_order_would(arena: tuple[str, str], scenario: S
 def test_a_search_for_work_never_holds_one_session_while_it_waits_for_another(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, claim_next_settle_crossed_commit, sides=3, serial=False, seed=seed))
-    print(f"LASH_STORE_SEED={seed}: {report}")
+    print(report)
     assert report.violation is None, report.violation
 
 
@@ -87,7 +88,7 @@ def test_a_search_for_work_never_holds_one_session_while_it_waits_for_another(ar
 def test_forgetting_old_keys_never_deadlocks_with_settling_them_again(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, forget_keys_settle_pinned, sides=3, serial=False, seed=seed))
-    print(f"LASH_STORE_SEED={seed}: {report}")
+    print(report)
     assert report.violation is None, report.violation
 
 
@@ -97,7 +98,6 @@ def test_forgetting_old_keys_never_deadlocks_with_settling_them_again(arena: tup
 @pytest.mark.faults
 def test_any_two_operations_end_as_a_serial_order_would(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
-    print(f"LASH_STORE_SEED={seed}")
     asyncio.run(_any_two(arena, seed))
 
 

@@ -46,8 +46,9 @@ from tests.support.process_sides import (
 )
 from tests.support.process_town import PASSING_OVER, process_town
 from tests.support.scenarios import Scenario
+from tests.support.seeds import seed_of_run
 from tests.support.sides import create
-from tests.support.stepper import SCHEDULE_VARIABLE, Orders, Report, Stage, build, explore, seed_of_run, stage
+from tests.support.stepper import SCHEDULE_VARIABLE, Orders, Report, Stage, build, explore, stage
 from tests.support.trigger_scenarios import TRIGGER_SCENARIOS, emit_delete_registrant, emit_prune_occurrences
 
 MOST = effort(test=2_000, faults=200_000)
@@ -88,7 +89,7 @@ async def explored(
 def test_a_pair_ends_as_a_serial_order_would(arena: tuple[str, str], scenario: Scenario) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, scenario, seed=seed))
-    print(f"LASH_STORE_SEED={seed}: {report.schedules} orders ({'all' if report.complete else 'a sample'}),", end=" ")
+    print(f"{report.schedules} orders ({'all' if report.complete else 'a sample'}),", end=" ")
     print(f"{report.waited} with a wait, {report.serial} serial endings")
     assert report.violation is None, report.violation
 
@@ -97,7 +98,7 @@ def test_a_pair_ends_as_a_serial_order_would(arena: tuple[str, str], scenario: S
 def test_a_prune_passes_over_an_occurrence_that_is_being_emitted(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, emit_prune_occurrences, serial=False, seed=seed))
-    print(f"LASH_STORE_SEED={seed}: {report}")
+    print(report)
     assert report.violation is None, report.violation
 
 
@@ -105,7 +106,7 @@ def test_a_prune_passes_over_an_occurrence_that_is_being_emitted(arena: tuple[st
 def test_a_search_for_ended_processes_never_holds_one_while_it_waits_for_another(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
     report = asyncio.run(explored(arena, prune_append_transfer, sides=3, serial=False, seed=seed, box_s=3 * BOX_MS / 1000))
-    print(f"LASH_STORE_SEED={seed}: {report}")
+    print(report)
     assert report.violation is None, report.violation
 
 
@@ -115,7 +116,6 @@ def test_a_search_for_ended_processes_never_holds_one_while_it_waits_for_another
 @pytest.mark.faults
 def test_any_two_calls_end_as_a_serial_order_would(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
-    print(f"LASH_STORE_SEED={seed}")
     asyncio.run(_any_two(arena, seed))
 
 
@@ -140,7 +140,6 @@ async def _any_two(arena: tuple[str, str], seed: int) -> None:
 @pytest.mark.faults
 def test_a_purge_that_comes_late_takes_nothing_from_the_next_life(arena: tuple[str, str]) -> None:
     seed = seed_of_run()
-    print(f"LASH_STORE_SEED={seed}")
     asyncio.run(_late_purge(arena, seed))
 
 

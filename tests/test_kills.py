@@ -12,7 +12,7 @@ from tests.support.effort import effort
 from tests.support.ground import ENGINES, Ground, ground_of
 from tests.support.killer import History, Hunt, hunt
 from tests.support.ledger import audit
-from tests.support.seeds import fresh_seed
+from tests.support.seeds import seed_of_run
 from tests.support.ways import WAYS, Way
 
 pytestmark = pytest.mark.faults
@@ -32,7 +32,7 @@ async def one_round(
 ) -> tuple[History, list[str]]:
     """Kill, then hold what the victims said against the database."""
     sessions = [f"{name}-shared", f"{name}-other"]
-    seed = f"{fresh_seed()} {name}"
+    seed = f"{seed_of_run()} {name}"
     order = Hunt(name=name, kills=kills, seed=seed, sessions=sessions, hasty=hasty, ways=ways, **ground.place)
     history = await asyncio.to_thread(hunt, order)
     return history, await audit(ground.backend, history, sessions)

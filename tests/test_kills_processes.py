@@ -38,7 +38,7 @@ from tests.support.process_scene import (
     trace_of,
 )
 from tests.support.process_waits import KINDS, LOG, SESSION
-from tests.support.seeds import fresh_seed
+from tests.support.seeds import seed_of_run
 from tests.support.ways import WAYS, Way
 
 pytestmark = pytest.mark.faults
@@ -338,7 +338,7 @@ async def hunted(
     """Kill, let the last one finish, and hold what was said against the database."""
     for session_id in SESSIONS:
         await store.sessions.create(session_id)
-    job = {"name": name, "kills": kills, "seed": f"{fresh_seed()} {name}", "ways": ways, "plants": plants}
+    job = {"name": name, "kills": kills, "seed": f"{seed_of_run()} {name}", "ways": ways, "plants": plants}
     [word] = (await site.fork("hunt", **job))["words"]
     history = msgspec.convert(word["history"], History)
     tables = await process_audit.read(site.backend)
@@ -498,7 +498,7 @@ def lost_round(
 
     async def scenario(store: AsyncStore) -> None:
         await prepared_waits(store, outputs=rounds if kind == "await_output" else 0)
-        job = {"kind": kind, "rounds": rounds, "timeout_ms": timeout_ms, "ways": ways, "plants": plants, "seed": fresh_seed()}
+        job = {"kind": kind, "rounds": rounds, "timeout_ms": timeout_ms, "ways": ways, "plants": plants, "seed": seed_of_run()}
         ended = await site.fork("rounds", **job)
         assert ended["status"] == 0
         lost.append(ended["words"][-1]["lost"])

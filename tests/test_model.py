@@ -8,10 +8,7 @@ history leaves the same rows on both engines. A failure prints the history and t
 from __future__ import annotations
 
 import inspect
-import os
-import random
 import re
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,15 +24,15 @@ from lash_store.store.attachments import AsyncAttachments
 from lash_store.store.maintenance import AsyncMaintenance
 from lash_store.store.queue import AsyncQueue
 from lash_store.store.sessions import AsyncSessions
-from tests.support.effort import FAULTS_VARIABLE, effort
+from tests.support.effort import effort
 from tests.support.model_engines import ASYNC, Call, Engine, PostgresEngine, SqliteEngine
 from tests.support.model_machine import machine
 from tests.support.model_mutants import MUTANTS, Mutant
 from tests.support.model_steps import RETENTION_MS, World
+from tests.support.seeds import SEED_VARIABLE, again, seed_of_run
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(effort(test=600, faults=0))]
 
-SEED_VARIABLE = "LASH_STORE_MODEL_SEED"
 EXAMPLES, STEPS = 200, 50  # what every run does on each engine; `make faults` does more
 OPTIONS: dict[str, Any] = {"blobs": "database", "settled_key_retention_ms": RETENTION_MS}
 
@@ -133,12 +130,9 @@ def do_not_mutate(*_: object) -> None:
 
 
 def run(world: World, *, examples: int, phases: Sequence[Phase] = (Phase.generate, Phase.shrink)) -> None:
-    """Run the machine from a seed that is printed, or given in the environment."""
-    number = int(os.environ.get(SEED_VARIABLE) or random.randrange(2**32))
-    big = f"{FAULTS_VARIABLE}=1 " if os.environ.get(FAULTS_VARIABLE) == "1" else ""
-    node = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
-    world.replay = f"{big}{SEED_VARIABLE}={number} {Path(sys.executable).name} -m pytest '{node}'"
-    print(f"model: {world.replay}")
+    """Run the machine from the seed of the run."""
+    number = seed_of_run()
+    world.replay = again(number)
     options = settings(
         max_examples=examples,
         stateful_step_count=STEPS,
@@ -201,7 +195,7 @@ def test_the_machine_finds_a_planted_bug(mutant: Mutant, tmp_path: Path, monkeyp
         with pytest.raises((AssertionError, FlakyFailure)) as caught:
             run(World([engine]), examples=EXAMPLES, phases=[Phase.generate])
         said = "".join(map(str, (caught.value, *getattr(caught.value, "exceptions", ()))))
-        assert re.search(r"sqlite (and the model disagree|keeps)[\s\S]*LASH_STORE_MODEL_SEED=\d+", said)
+        assert re.search(r"sqlite (and the model disagree|keeps)[\s\S]*LASH_STORE_SEED=\d+", said)
     finally:
         engine.close()
 

@@ -8,10 +8,7 @@ history and the command that repeats it.
 from __future__ import annotations
 
 import inspect
-import os
-import random
 import re
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +24,16 @@ from lash_store.store.artifacts import AsyncArtifacts
 from lash_store.store.processes import AsyncProcesses
 from lash_store.store.session_processes import AsyncSessionProcesses
 from lash_store.store.triggers import AsyncTriggers
-from tests.support.effort import FAULTS_VARIABLE, effort
+from tests.support.effort import effort
 from tests.support.model_report import disagreement
 from tests.support.pmodel_engines import Call, Engine, Outcome, PostgresEngine, SqliteEngine
 from tests.support.pmodel_machine import ProcessMachine, machine
 from tests.support.pmodel_mutants import MUTANTS, Mutant
 from tests.support.pmodel_steps import World
+from tests.support.seeds import SEED_VARIABLE, again, seed_of_run
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(effort(test=600, faults=0))]
 
-SEED_VARIABLE = "LASH_STORE_PROCESS_MODEL_SEED"
 EXAMPLES, STEPS = 120, 40  # what every run does on each engine; `make faults` does more
 
 # Bounds that real histories reach late, lowered so that forty steps cross them.
@@ -129,12 +126,9 @@ def do_not_mutate(*_: object) -> None:
 
 
 def run(world: World, *, examples: int, phases: Sequence[Phase] = (Phase.generate, Phase.shrink)) -> None:
-    """Run the machine from a seed that is printed, or given in the environment."""
-    number = int(os.environ.get(SEED_VARIABLE) or random.randrange(2**32))
-    big = f"{FAULTS_VARIABLE}=1 " if os.environ.get(FAULTS_VARIABLE) == "1" else ""
-    node = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
-    world.replay = f"{big}{SEED_VARIABLE}={number} {Path(sys.executable).name} -m pytest '{node}'"
-    print(f"model: {world.replay}")
+    """Run the machine from the seed of the run."""
+    number = seed_of_run()
+    world.replay = again(number)
     options = settings(
         max_examples=examples,
         stateful_step_count=STEPS,
@@ -205,7 +199,7 @@ def test_the_machine_finds_a_planted_bug(mutant: Mutant, tmp_path: Path, monkeyp
         with pytest.raises((AssertionError, FlakyFailure)) as caught:
             run(World([engine]), examples=4 * EXAMPLES, phases=[Phase.generate])
         said = "".join(map(str, (caught.value, *getattr(caught.value, "exceptions", ()))))
-        assert re.search(rf"sqlite and the model disagree[\s\S]*{SEED_VARIABLE}=\d+", said)
+        assert re.search(r"sqlite and the model disagree[\s\S]*LASH_STORE_SEED=\d+", said)
     finally:
         engine.close()
 

@@ -16,7 +16,7 @@ from tests.support.pgbouncer import find_pgbouncer, pooled
 from tests.support.program import Program
 from tests.support.programs import SESSION
 from tests.support.roles import USE_TABLES, role
-from tests.support.seeds import fresh_seed
+from tests.support.seeds import seed_of_run
 from tests.support.tour import tour
 
 PROCESSES = 16
@@ -50,7 +50,7 @@ def test_an_opener_killed_at_any_moment_leaves_a_database_that_opens(ground: Gro
     rounds = effort(test=15, faults=300)
     places = [{"url": place_in(ground, n), "schema": f"{ground.schema}_{n}"} for n in range(rounds)]
     try:
-        with Program("open_killed", seed=fresh_seed(), places=places) as program:
+        with Program("open_killed", seed=seed_of_run(), places=places) as program:
             assert program.end()[-1]["killed"] >= rounds / 3, "too few were killed in time"
     finally:
         asyncio.run(forget(ground, [place["schema"] for place in places]))

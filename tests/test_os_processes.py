@@ -17,7 +17,7 @@ from tests.support.effort import effort
 from tests.support.ground import ENGINES, Ground, ground_of
 from tests.support.program import Program, Word
 from tests.support.programs import LEASE_MS, SESSION
-from tests.support.seeds import fresh_seed
+from tests.support.seeds import seed_of_run
 
 pytestmark = pytest.mark.faults
 
@@ -47,7 +47,7 @@ def run(backend: Backend, work: Coroutine[Any, Any, None]) -> None:
 
 def commit_together(ground: Ground, *, turns: int, careless: bool = False) -> tuple[list[Word], Word]:
     """What eight committers were told, and what a ninth process saw meanwhile."""
-    seed = fresh_seed()
+    seed = seed_of_run()
     jobs = [{"name": f"w{n}", "expecting": n % 2 == 0, "turns": turns, "seed": f"{seed} {n}"} for n in range(PROCESSES)]
     with ExitStack() as stack:
         reader = stack.enter_context(Program("watch", careless=careless, **ground.place))

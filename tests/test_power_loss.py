@@ -14,7 +14,7 @@ from lash_store import Store, StoreError
 from lash_store.db.sqlite_connection import Durability
 from tests.support.effort import effort
 from tests.support.power import NODES, SESSION, STEPS, Disk, Event, Order, key_of, lay_out, record, turn, turn_of
-from tests.support.seeds import fresh_seed
+from tests.support.seeds import seed_of_run
 
 pytestmark = pytest.mark.faults
 
@@ -127,7 +127,7 @@ def carry_on(image: Path, steps: int) -> None:
 
 
 def test_power_cuts_lose_nothing_that_was_acknowledged(tmp_path: Path, image: Path) -> None:
-    seed = fresh_seed()
+    seed = str(seed_of_run())
     newest = 0
     for n in range(effort(test=1, faults=60)):
         log = recorded(tmp_path / f"{n}", "full", f"{seed} {n}")
@@ -141,7 +141,7 @@ def test_power_cuts_lose_nothing_that_was_acknowledged(tmp_path: Path, image: Pa
 
 def test_relaxed_durability_loses_the_newest_steps_and_nothing_else(tmp_path: Path, image: Path) -> None:
     """Negative control: where commits are not synced, the same cuts find losses. What is left is still a prefix."""
-    seed = fresh_seed()
+    seed = str(seed_of_run())
     toll = power_cuts(recorded(tmp_path / "relaxed", "relaxed", seed), image, seed, images=CONTROL_IMAGES)
     assert toll.complaints == []
     assert toll.losses > toll.images / 20
@@ -150,7 +150,7 @@ def test_relaxed_durability_loses_the_newest_steps_and_nothing_else(tmp_path: Pa
 @pytest.mark.parametrize("file", ["", "-wal"], ids=["database", "log"])
 def test_a_disk_that_does_not_sync_is_caught(tmp_path: Path, image: Path, file: str) -> None:
     """Negative control: when syncs of one file do nothing, acknowledged steps are missing, or the file is damaged."""
-    seed = fresh_seed()
+    seed = str(seed_of_run())
     log = [event for event in recorded(tmp_path / "deaf", "full", seed) if (event.kind, event.file) != ("sync", file)]
     toll = power_cuts(log, image, seed, images=CONTROL_IMAGES // 2)
     assert toll.losses > 0

@@ -27,7 +27,6 @@ from lash_store.db.migrate import open_postgres
 from lash_store.db.postgres import PostgresDriver
 from tests.support.player import SETUP, Player, Script, normal
 
-SEED_VARIABLE = "LASH_STORE_SEED"
 SCHEDULE_VARIABLE = "LASH_STORE_SCHEDULE"
 LOOK_S = 0.002  # how long a step may take before the server is asked whether it waits; the server's answer decides
 FRESH_TABLES_EVERY = 100  # schedules: dead rows would slow the scans of the next ones
@@ -339,12 +338,6 @@ class Report:
     waited: int
     serial: int
     violation: str | None
-
-
-def seed_of_run() -> int:
-    """The seed that was asked for, or a new one."""
-    given = os.environ.get(SEED_VARIABLE)
-    return random.SystemRandom().randrange(2**32) if given is None else int(given)
 
 
 async def explore(made: Stage, scripts: Sequence[Script], *, most: int, box_s: float, seed: int, serial: bool = True) -> Report:
