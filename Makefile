@@ -18,7 +18,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(CLI) ## Watch an agent whose workers are killed, on an embedded SQLite file (ARGS='--fast')
-	@$(PY) -m lash_store.cli demo $(ARGS)
+	@$(PY) -m lash_store demo $(ARGS)
 
 recording: $(DEV) ## Record the demo again as docs/assets/demo.svg
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m tools.recording docs/assets/demo.svg

@@ -117,7 +117,7 @@ def test_a_file_that_is_no_store_is_called_that(tmp_path: Path) -> None:
 def test_closed_streams_do_not_change_what_is_done(local: Place) -> None:
     for verb, code in (("list", 0), ("show nobody", 4)):
         for closed in ("1>&-", "2>&-"):
-            command = f"{sys.executable} -m lash_store.cli session {verb} {closed}"
+            command = f"{sys.executable} -m lash_store session {verb} {closed}"
             done = subprocess.run(["sh", "-c", command], env=clean_environment(local.env), capture_output=True, check=False)
             assert done.returncode == code, (command, done.stderr)
 

@@ -162,7 +162,7 @@ def test_the_commands_of_a_page_run_after_its_program(page: Path, tmp_path: Path
     for line in filter(None, program(page, "shell").splitlines()):
         words = shlex.split(line, comments=True)
         assert words[0] == "lash-store"
-        command = [sys.executable, "-m", "lash_store.cli", *words[1:]]
+        command = [sys.executable, "-m", "lash_store", *words[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
         assert done.returncode == 0, line + done.stdout + done.stderr
 

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": (*BASE, "ops", "db", "blobs", "notify"),
     "testing": (*BASE, "ops", "db", "blobs", "notify", "store", ""),
     "cli": (*BASE, "ops", "db", "blobs", "notify", "store", ""),
+    "__main__": ("cli",),
     "": (*BASE, "blobs", "store"),  # The package's own __init__: public names.
 }
 

@@ -19,7 +19,7 @@ from unittest import mock
 
 from lash_store.cli.failures import run as run_program
 
-CLI = (sys.executable, "-m", "lash_store.cli")
+CLI = (sys.executable, "-m", "lash_store")
 CLEARED = ("LASH_STORE_URL", "LASH_STORE_SCHEMA", "LASH_STORE_BLOBS", "LASH_STORE_TRACEBACK", "NO_COLOR", "FORCE_COLOR")
 # A session leader owns the first terminal it opens; only an owned one turns a typed Ctrl-C into a signal.
 OWN_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.argv[1], sys.argv[1:])"

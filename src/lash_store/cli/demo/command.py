@@ -188,4 +188,4 @@ def program() -> list[str]:
     here = Path.cwd()
     if own.exists():
         return [str(own.relative_to(here) if own.is_relative_to(here) else own)]
-    return [sys.executable, "-m", "lash_store.cli"]
+    return [sys.executable, "-m", "lash_store"]

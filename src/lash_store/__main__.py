@@ -1,4 +1,4 @@
-"""`python -m lash_store.cli` is `lash-store`."""
+"""`python -m lash_store` is `lash-store`."""
 
 import sys
 
