@@ -6,6 +6,8 @@ import asyncio
 import json
 import stat
 import subprocess
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +19,7 @@ from tests.conftest import drop_schema
 from tests.support.cli import CLI, clean_environment, run, run_process, terminal
 from tests.support.copies import expected, fill, sqlite_place
 
-SESSIONS = 400  # so many that Ctrl-C comes in mid-copy
+SESSIONS = 20
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +136,15 @@ def test_a_terminal_shows_a_bar(filled: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_in_mid_copy_and_the_same_command_goes_on(tmp_path: Path) -> None:
     source, target = tmp_path / "source.db", tmp_path / "target.db"
-    with sqlite_place(source).open() as store, store.transaction(max_ms=60_000) as transaction:
-        for n in range(SESSIONS):
-            transaction.sessions.create(f"s{n:04}")
-            transaction.sessions.commit(f"s{n:04}", Commit(expected_revision=0, graph=Append([NodeDraft(body="hello")])))
-    with terminal("copy", source, target) as interrupted:
+    add_sessions(source, range(1))
+    assert run("copy", source, target).code == 0
+    add_sessions(source, range(1, SESSIONS))
+    # The first session is there already and is only looked at; with the second one the copy waits for the lock.
+    with write_lock(target) as unlock, terminal("copy", source, target) as interrupted:
         interrupted.wait_for("Copying session")
         interrupted.type("\x03")
+        interrupted.wait_for("^C")  # a terminal echoes it after it has sent the signal
+        unlock()
         assert interrupted.wait() == 130, interrupted.seen
     assert "Traceback" not in interrupted.seen
     copied = len(sqlite_place(target).rows()["sessions"])
@@ -148,6 +152,24 @@ def test_ctrl_c_in_mid_copy_and_the_same_command_goes_on(tmp_path: Path) -> None
     done = run("copy", source, target, "--json")
     assert (done.code, done.json()["unchanged"], done.json()["copied"]) == (0, copied, SESSIONS - copied)
     assert same(source, target)
+
+
+def add_sessions(path: Path, numbers: range) -> None:
+    with sqlite_place(path).open() as store, store.transaction(max_ms=60_000) as transaction:
+        for n in numbers:
+            transaction.sessions.create(f"s{n:04}")
+            transaction.sessions.commit(f"s{n:04}", Commit(expected_revision=0, graph=Append([NodeDraft(body="hello")])))
+
+
+@contextmanager
+def write_lock(path: Path) -> Generator[Callable[[], object]]:
+    """Keep every writer of a SQLite file waiting, until the end or until what is given is called."""
+    connection = apsw.Connection(str(path))
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield lambda: connection.execute("ROLLBACK")
+    finally:
+        connection.close()
 
 
 def test_a_session_goes_through_a_file_and_through_a_pipe(filled: Path, tmp_path: Path) -> None:
