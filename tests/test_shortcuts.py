@@ -35,10 +35,11 @@ from tests.conftest import drop_schema
 from tests.support import model_engines, model_steps, pmodel_engines, pmodel_steps
 from tests.support.effort import effort
 from tests.support.model_engines import Call
+from tests.support.ways import FOREVER_MS
 
-KILL = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = $2
-"""
+# Both count whom they ended. In a transaction pg_stat_activity shows the backends of its first look, and none that came later.
+KILL_WAITING = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+KILL_RESTING = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND state = 'idle'"
 
 session_bounds = of_sessions.small_bounds
 process_bounds = of_processes.small_bounds
@@ -319,15 +320,16 @@ def test_a_damaged_batch_is_not_handed_out(pg_url: str, schemas: tuple[str, str]
     assert taken.answers["claim_v1 declined"] == 1
 
 
-def test_a_lost_answer_leaves_the_outcome_open(pg_url: str, pg_schema: str) -> None:
+def test_a_lost_answer_leaves_the_outcome_open(pg_url: str, pg_schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that is a transaction of its own may have committed when its connection breaks."""
 
     async def scene(store: AsyncStore, side: Any) -> None:
+        monkeypatch.setattr("lash_store.db.pool.LATELY_MS", FOREVER_MS)
         async with side.transaction():
             await side.execute(f'SELECT 1 FROM "{pg_schema}".sessions FOR UPDATE')
             committing = asyncio.create_task(store.sessions.commit("s", blind("t2")))
-            while not await side.fetchval(KILL, pg_schema, "Lock"):
-                pass
+            while not await side.fetchval(KILL_WAITING):
+                assert not committing.done(), "the turn did not wait for the lock"
         with pytest.raises(Disconnected) as lost:
             await committing
         assert lost.value.key == "t2"
@@ -354,7 +356,8 @@ def test_a_connection_that_rested_is_tried_before_something_is_at_stake(
 
     async def scene(store: AsyncStore, side: Any) -> None:
         monkeypatch.setattr("lash_store.db.pool.LATELY_MS", 0)
-        assert await side.fetchval(KILL, pg_schema, "Client")
+        while not await side.fetchval(KILL_RESTING, pg_schema):  # it may be sending a notification just now
+            pass
         assert (await store.sessions.commit("s", blind("t2"))).revision == 2
 
     asyncio.run(beside(scene, pg_url, pg_schema, pool_size=1))
