@@ -218,8 +218,6 @@ async def differences(backend: Backend, deed: Deed, heir: Word) -> list[str]:
     return [] if trace == WHOLE[deed.kind] else [f"{deed.kind} does not converge: {trace}"]
 
 
-ATTEMPTS, PATIENCE_S = 3, 30
-
 # --- killed while the server works on the call --------------------------------------------------------------------------------
 
 
@@ -243,8 +241,11 @@ async def killed_at_a_lock(site: Site, deed: Deed, job: dict[str, Any], way: Way
     """Kill it while the server waits for the session's row in its name, or when the server has answered and it has not read."""
     async with connected(site) as watcher:
         async with held(site, deed.session_id) as holder:
-            pid, backend = await blocked(site, watcher, holder, way=way, **job)
+            pid = await site.start("victim", way=way, **job)
+            backend = await waiting_for(watcher, holder)
             os.kill(pid, signal.SIGSTOP if unread else signal.SIGKILL)
+            while unread and not stands(pid):
+                pass
             assert await trace_of(site.backend, deed) == NOTHING[deed.kind]
         if unread:
             await until(watcher, backend, "state <> 'active'")
@@ -274,25 +275,18 @@ async def held(site: Site, session_id: str) -> AsyncGenerator[int]:
         yield connection.get_server_pid()
 
 
-async def blocked(site: Site, watcher: Any, holder: int, **job: Any) -> tuple[int, int]:
-    """A victim whose backend waits for the holder's lock. One that does not get there, on a stalled machine, makes room."""
-    for _ in range(ATTEMPTS):
-        pid = await site.start("victim", **job)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return pid, await waiting_for(watcher, holder)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            print(f"a victim did not come: {await asyncio.to_thread(site.forge.hear)}")
-    raise AssertionError(f"{ATTEMPTS} victims never asked for the lock")
-
-
 async def waiting_for(watcher: Any, holder: int) -> int:
     """The backend that waits for a lock of another, as soon as there is one."""
     found: int | None = None
     while found is None:
         found = await watcher.fetchval("SELECT pid FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))", holder)
     return found
+
+
+def stands(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread. One of them takes the signal, and until it runs the others go on."""
+    states = [path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 async def until(watcher: Any, backend: int, state: str) -> None:

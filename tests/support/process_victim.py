@@ -143,7 +143,7 @@ def zombie(job: Word) -> None:
     def stop(_: StatementEvent) -> None:
         if stopping.is_set():
             stopping.clear()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)  # to this thread: one sent to the process may find another, and this one goes on
 
     with opened(job, on_statement=stop) as store:
         while (order := told()) is not None:
