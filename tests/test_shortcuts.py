@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
@@ -26,20 +26,24 @@ from lash_store import (
 )
 from lash_store.db.postgres import PostgresDriver
 from lash_store.db.postgres_session import Session
-from lash_store.db.scripts import functions
+from lash_store.db.scripts import function_text, functions
 from lash_store.encode import derived_node_id
 from lash_store.model.limits import COUNTER_MAX
+from lash_store.testing.backend import PROCESS_TABLES, STATE_TABLES
 from tests import test_model as of_sessions
 from tests import test_model_processes as of_processes
 from tests.conftest import drop_schema
 from tests.support import model_engines, model_steps, pmodel_engines, pmodel_steps
 from tests.support.effort import effort
 from tests.support.model_engines import Call
+from tests.support.process_scene import job_of
 from tests.support.ways import FOREVER_MS
 
 # Both count whom they ended. In a transaction pg_stat_activity shows the backends of its first look, and none that came later.
 KILL_WAITING = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
 KILL_RESTING = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND state = 'idle'"
+
+TABLES = (*STATE_TABLES, *PROCESS_TABLES)
 
 session_bounds = of_sessions.small_bounds
 process_bounds = of_processes.small_bounds
@@ -145,7 +149,10 @@ def held(batch_id: str, fence: int) -> Completion:
     return Completion(session_id="s", claim_id="qwc:1:1", token="T", fence=fence, batch_ids=(batch_id,))
 
 
-USAGE = [Usage(source="x", model="m", input=1)]
+def noted(key: str, payload: object) -> Call:
+    """An event that wakes nobody."""
+    return Call("processes.append", ("p", "note", payload), {"replay_key": key})
+
 
 # What is done, and what the shortcut says to it; None: it is not even asked.
 SCRIPT: tuple[tuple[Call, str | None], ...] = (
@@ -190,6 +197,11 @@ SCRIPT: tuple[tuple[Call, str | None], ...] = (
     (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "W"}), "claim_v1 claimed"),
     (Call("queue.claim", ("s", "w"), {"lease_ms": 1000, "token": "X"}), "claim_v1 nothing"),
     (Call("queue.claim", ("nobody", "w"), {"lease_ms": 1000, "token": "X"}), "claim_v1 declined"),
+    (Call("processes.register", (job_of("p", "s"),)), None),
+    (noted("one", 1), "append_v1 done"),
+    (noted("two", 2), "append_v1 done"),
+    (noted("one", 1), "append_v1 stored"),
+    (noted("one", 2), "append_v1 declined"),
 )
 
 
@@ -201,12 +213,87 @@ def test_each_answer_is_the_operations_own(pg_url: str, schemas: tuple[str, str]
             engine.set_clock(1_000)
         for call, answer in SCRIPT:
             taken.answers.clear()
-            one, other = (engine.call(model_engines.ASYNC, call) for engine in engines)
-            assert (one.value, type(one.error), str(one.error)) == (other.value, type(other.error), str(other.error)), call
+            compare(engines, call)
             assert list(taken.answers) == ([] if answer is None else [answer]), call
-            of_sessions.compare_rows(engines)
     finally:
         close(engines)
+
+
+def compare(engines: Sequence[Any], call: Call) -> None:
+    """Both give the same answer, or the same refusal, and leave the same rows."""
+    one, other = (engine.call(model_engines.ASYNC, call) for engine in engines)
+    assert (one.value, type(one.error), str(one.error)) == (other.value, type(other.error), str(other.error)), call
+    assert rows(engines[0]) == rows(engines[1]), call
+
+
+def rows(engine: Any) -> list[tuple[str, str]]:
+    """Every raw row of every table, as text, read outside the store."""
+    looks = [f"SELECT '{table}', t::text FROM {engine.table(table)} t" for table in TABLES]
+    return sorted(engine.execute(" UNION ALL ".join(looks)))
+
+
+class Bug(NamedTuple):
+    """A function with another text than was written."""
+
+    name: str
+    function: str
+    written: str
+    planted: str
+
+    def text(self) -> str:
+        correct = function_text(self.function)
+        assert correct.count(self.written) == 1, self
+        return correct.replace(self.written, self.planted)
+
+
+BUGS = (
+    Bug("nodes are not counted", "commit_v1", "node_count = head.node_count + node_total", "node_count = head.node_count"),
+    Bug("usage is not kept", "commit_v1", "IF p_sources IS NOT NULL THEN", "IF false THEN"),
+    Bug("a stale turn is committed", "commit_v1", "IF head.revision <> p_expected THEN", "IF false THEN"),
+    Bug("the given leaf is not taken", "commit_v1", "WHEN p_leaf_given THEN p_leaf_id WHEN", "WHEN"),
+    Bug("a receipt's digest is of another one", "commit_v1", "frame_int(revision_after)", "frame_int(head.revision)"),
+    Bug("a settled key is the batch's id", "commit_v1", "COALESCE(b.source_key, b.batch_id) AS key", "b.batch_id AS key"),
+    Bug("a settled key is not kept", "settle_v1", "settled := counted;", "settled := counted; DELETE FROM {settled_keys};"),
+    Bug("the inbox is not ready again", "settle_v1", "SET ready_ms = inbox.ready_ms, ", "SET "),
+    Bug("a place in the inbox stays empty", "enqueue_v1", "head.next_enqueue_seq + 1", "head.next_enqueue_seq + 2"),
+    Bug("a key stands for any content", "enqueue_v1", " AND waiting.intent = p_intent", ""),
+    Bug("the fence is not raised", "claim_v1", "SET fence = fence_after, ready_ms", "SET ready_ms"),
+    Bug("an attempt is not counted", "claim_v1", "attempts = b.attempts + 1", "attempts = b.attempts"),
+    Bug("the log does not advance", "append_v1", "process.last_sequence + cardinality(p_types)", "process.last_sequence"),
+    Bug("an event's digest is of another one", "append_v1", "frame_int(d.sequence)", "frame_int(process.last_sequence)"),
+)
+
+
+def test_a_function_that_does_something_else_is_caught(pg_url: str, schemas: tuple[str, str]) -> None:
+    """Negative control."""
+    engines = both_ways(schemas, lambda schema: model_engines.PostgresEngine(pg_url, schema, {}))
+    try:
+        for engine in engines:
+            engine.set_clock(1_000)
+        for bug in BUGS:
+            define(engines[0], bug.text())
+            assert difference(engines) is not None, f"nobody sees that {bug.name}"
+            define(engines[0], function_text(bug.function))
+        assert difference(engines) is None
+    finally:
+        close(engines)
+
+
+def define(engine: Any, function: str) -> None:
+    engine.execute(engine.stores[model_engines.ASYNC]._runtime.dialect.compile(function).text)
+
+
+def difference(engines: Sequence[Any]) -> AssertionError | None:
+    """What the script finds, beginning with nothing."""
+    for engine in engines:
+        for table in TABLES:
+            engine.execute(f"DELETE FROM {engine.table(table)}")
+    try:
+        for call, _ in SCRIPT:
+            compare(engines, call)
+    except AssertionError as error:
+        return error
+    return None
 
 
 def test_a_base_that_was_replaced_is_told_in_one_round_trip(pg_url: str, schemas: tuple[str, str], taken: Taken) -> None:
