@@ -22,7 +22,7 @@ from lash_store.ops import commits
 from lash_store.ops.heads import Head, lock_sessions
 from lash_store.ops.statement import Op
 from tests.support.effort import effort
-from tests.support.mix import CALLS, SESSIONS, Worker, mix
+from tests.support.mix import CALLS, PATIENT_MS, SESSIONS, Worker, mix
 from tests.support.process_mix import PROCESS_CALLS, ProcessWorker
 from tests.support.seeds import seed_of_run
 
@@ -72,7 +72,8 @@ def test_a_random_mix_of_all_calls_never_deadlocks(own_database: str) -> None:
 
 
 async def _mixed(url: str, seed: int) -> tuple[Counter[str], Counter[str]]:
-    async with AsyncStore.open(url, blobs="database") as store:
+    patience = dict.fromkeys(("acquire_ms", "lock_ms", "statement_ms"), PATIENT_MS)
+    async with AsyncStore.open(url, blobs="database", **patience) as store:
         workers = await mix(store, ProcessWorker, ALL_CALLS, tasks=TASKS, seconds=MIX_S, seed=seed)
         await _check_acknowledged(store, workers)
         await _check_appended(store, workers)

@@ -18,6 +18,7 @@ from lash_store.model.usage import Usage
 
 SESSIONS = ("a", "b", "c", "d")
 LEASE_MS = 50  # short, so that claims are taken over from each other
+PATIENT_MS = 120_000  # for a lock, a connection, a transaction: a loaded machine is slow, and a deadlock is counted anyway
 
 
 W = TypeVar("W", bound="Worker")
@@ -150,7 +151,7 @@ class Worker:
             await self._store.maintenance.collect()
 
     async def transact(self, here: str, there: str) -> None:
-        async with self._store.transaction() as transaction:
+        async with self._store.transaction(max_ms=PATIENT_MS) as transaction:
             await transaction.sessions.commit(here, Commit(expected_revision=None, graph=Append([NodeDraft(body=there)])))
             await transaction.queue.enqueue(here, [there])
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from lash_store import AsyncStore, Store
 from lash_store.testing.backend import STATE_TABLES
 
+PATIENT_MS = 60_000  # for a transaction: no engine may be too slow for what the other does
 ASYNC, SYNC = 0, 1  # the doors: each is a store of its own, with its own connections and caches
 
 
@@ -102,7 +103,7 @@ class _Doors:
         return outcomes
 
     async def _together_async(self, calls: Sequence[Call], outcomes: list[Outcome], *, rollback: bool) -> None:
-        async with self.stores[ASYNC].transaction() as transaction:
+        async with self.stores[ASYNC].transaction(max_ms=PATIENT_MS) as transaction:
             for call in calls:
                 try:
                     outcomes.append(Outcome(await _method(transaction, call.verb)(*call.args, **call.kwargs)))
@@ -112,7 +113,7 @@ class _Doors:
                 raise RolledBack
 
     def _together_sync(self, calls: Sequence[Call], outcomes: list[Outcome], *, rollback: bool) -> None:
-        with self.stores[SYNC].transaction() as transaction:
+        with self.stores[SYNC].transaction(max_ms=PATIENT_MS) as transaction:
             outcomes.extend(self._outcome(transaction, call) for call in calls)
             if rollback:
                 raise RolledBack
