@@ -295,6 +295,13 @@ def test_conflicts_without_end_are_busy(pg_url: str, pg_schema: str) -> None:
 
 def test_a_deadlock_is_solved_by_running_one_side_again(pg_url: str, pg_schema: str) -> None:
     touch: LiteralString = "UPDATE {chunks} SET ordinal = ordinal WHERE attachment_id = :id"
+    # A wait is searched for a deadlock once, so the one that searches must be the second to wait.
+    be_waited_for: LiteralString = """
+        DO $$ BEGIN
+            WHILE NOT EXISTS (SELECT 1 FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))) LOOP
+            END LOOP;
+        END $$
+    """
 
     async def scenario() -> None:
         async with opened(pg_url, pg_schema) as driver, opened(pg_url, pg_schema) as other:
@@ -310,6 +317,8 @@ def test_a_deadlock_is_solved_by_running_one_side_again(pg_url: str, pg_schema: 
                 yield from execute("SET LOCAL deadlock_timeout = '5ms'")
                 yield from execute(touch, id="a")
                 has_a.set()
+                if starts == 1:
+                    yield from execute(be_waited_for)
                 yield from execute(touch, id="b")
 
             crossing = asyncio.create_task(driver.run(cross, Mode.WRITE))
