@@ -15,7 +15,7 @@ import pytest
 
 from lash_store.db.driver import Mode, StatementEvent
 from lash_store.db.migrate import open_postgres
-from lash_store.db.postgres import PostgresDriver
+from lash_store.db.postgres import BEGIN, PostgresDriver
 from lash_store.errors import (
     Busy,
     Disconnected,
@@ -34,6 +34,7 @@ INSERT: LiteralString = (
     "INSERT INTO {chunks} (attachment_id, ordinal, data)"
     " SELECT CAST(:id AS TEXT), rows.ordinal, rows.data FROM {rows(ordinal int, data bytes)}"
 )
+BRIEF_MS = 500  # for limits that are reached: enough to open a connection, or a transaction, on a loaded machine
 RAISE: LiteralString = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$"
 
 
@@ -114,7 +115,7 @@ def test_an_operation_without_statements_needs_no_connection(pg_url: str, pg_sch
         return 7
 
     async def scenario() -> None:
-        async with opened(pg_url, pg_schema, pool_size=1, acquire_ms=100) as driver:
+        async with opened(pg_url, pg_schema, pool_size=1) as driver:
             held = await driver.begin(60_000)
             assert await driver.run(pure, Mode.WRITE) == 7
             await held.rollback()
@@ -349,7 +350,7 @@ def test_a_lock_that_is_not_released_is_busy(pg_url: str, pg_schema: str) -> Non
 
 def test_a_statement_that_takes_too_long_is_busy(pg_url: str, pg_schema: str) -> None:
     async def scenario() -> None:
-        async with opened(pg_url, pg_schema, statement_ms=20) as driver:
+        async with opened(pg_url, pg_schema, statement_ms=BRIEF_MS) as driver:
             with pytest.raises(Busy, match="57014"):
                 await driver.run(partial(fetch, "SELECT pg_sleep(60)"), Mode.READ)
 
@@ -358,7 +359,7 @@ def test_a_statement_that_takes_too_long_is_busy(pg_url: str, pg_schema: str) ->
 
 def test_a_full_pool_is_busy(pg_url: str, pg_schema: str) -> None:
     async def scenario() -> None:
-        async with opened(pg_url, pg_schema, pool_size=1, acquire_ms=200) as driver:
+        async with opened(pg_url, pg_schema, pool_size=1, acquire_ms=BRIEF_MS) as driver:
             held = await driver.begin(60_000)
             with pytest.raises(Busy, match="acquire_ms"):
                 await driver.run(backend, Mode.READ)
@@ -616,11 +617,25 @@ def test_a_rollback_publishes_nothing(pg_url: str, pg_schema: str) -> None:
 def test_a_forgotten_transaction_is_rolled_back(pg_url: str, pg_schema: str) -> None:
     async def scenario() -> None:
         async with opened(pg_url, pg_schema, pool_size=1) as driver:
-            transaction = await driver.begin(30)
+            transaction = await driver.begin(BRIEF_MS)
             await transaction.ended.wait()
             for late in (transaction.run(backend), transaction.execute("SELECT 1"), transaction.commit()):
-                with pytest.raises(Busy, match="max_ms = 30"):
+                with pytest.raises(Busy, match=f"max_ms = {BRIEF_MS}"):
                     await late
+            await driver.run(backend, Mode.READ)
+
+    run(scenario)
+
+
+def test_a_transaction_whose_time_is_up_before_it_began_says_so(
+    pg_url: str, pg_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with opened(pg_url, pg_schema, pool_size=1) as driver:
+            with monkeypatch.context() as slow:
+                slow.setitem(BEGIN, Mode.WRITE, f"SELECT pg_sleep(60); {BEGIN[Mode.WRITE]}")
+                with pytest.raises(Busy, match="max_ms = 1"):
+                    await driver.begin(1)
             await driver.run(backend, Mode.READ)
 
     run(scenario)
@@ -629,8 +644,8 @@ def test_a_forgotten_transaction_is_rolled_back(pg_url: str, pg_schema: str) -> 
 def test_a_statement_does_not_outlive_its_transaction(pg_url: str, pg_schema: str) -> None:
     async def scenario() -> None:
         async with opened(pg_url, pg_schema, pool_size=1) as driver:
-            transaction = await driver.begin(100)
-            with pytest.raises(Busy, match="max_ms = 100"):
+            transaction = await driver.begin(BRIEF_MS)
+            with pytest.raises(Busy, match=f"max_ms = {BRIEF_MS}"):
                 await transaction.execute("SELECT pg_sleep(60)")
             await driver.run(backend, Mode.READ)
 
@@ -739,8 +754,8 @@ def test_a_late_transaction_on_a_callers_connection_is_undone_at_the_next_call(p
         async with opened(pg_url, pg_schema) as driver:
             connection = await asyncpg.connect(pg_url)
             async with connection.transaction():
-                transaction = await driver.begin(60, connection)
-                with pytest.raises(Busy, match="max_ms = 60"):
+                transaction = await driver.begin(BRIEF_MS, connection)
+                with pytest.raises(Busy, match=f"max_ms = {BRIEF_MS}"):
                     await transaction.execute("SELECT pg_sleep(60)")
                 assert transaction.ended.is_set()
                 assert await connection.fetchval("SELECT 7") == 7

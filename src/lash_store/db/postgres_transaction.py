@@ -47,9 +47,11 @@ class PostgresTransaction:
             begin = f"{begin}; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
         try:
             await self._session.control(begin)
-        except BaseException:
+        except BaseException as error:
             self._session.broken = True
             await self._leave()
+            if isinstance(error, Busy) and self._is_late():
+                raise self._too_long() from None
             raise
         if self._pool is not None:
             # The caller's own connection may be in use by the caller: there we look at the clock at each call.
@@ -160,8 +162,11 @@ class PostgresTransaction:
                 await self._expire()
 
     async def _expire(self) -> None:
-        self._error = Busy(f"the transaction took longer than max_ms = {self._max_ms}")
+        self._error = self._too_long()
         await self._undo()
+
+    def _too_long(self) -> Busy:
+        return Busy(f"the transaction took longer than max_ms = {self._max_ms}")
 
     async def _undo(self) -> None:
         try:
