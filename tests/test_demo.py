@@ -28,7 +28,7 @@ from tests.support.cli import CLI, clean_environment, run, run_process, terminal
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORDING = PROJECT / "docs" / "assets" / "demo.svg"
-GONE_S = 20  # for processes to end that were told to
+GONE_S = 60  # for processes to end that were told to
 MARK = "LASH_STORE_TEST_MARK"
 
 pytestmark = pytest.mark.xdist_group("demo")  # one run serves many tests
