@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lash_store import Lease, LeaseLost, Scope, StartGrant, Store, Success, Unavailable
 from tests.support.actor import Word
@@ -24,9 +25,9 @@ ALIVE = 3  # workers at a time: enough to collide, few enough for two cores
 BLIND = 0.2  # of the kills fall anywhere in a short life, while the store opens too
 BLIND_MAX_S = 0.08
 WORDS_MAX = 30  # a life lasts until at most this many words were heard, and a random moment more
-DELAY_MAX_S = 0.004  # about what a call takes
-LEASE_MS = 60  # short, so that leases of the living pass too and their zombies are fenced
-STALLED_S = 0.08  # past the lease
+CALL_S = 0.004  # about what a call takes; learnt while it runs, because a loaded machine takes far longer
+LEASE_CALLS = 15  # so many calls a lease lasts: so few that leases of the living pass too and their zombies are fenced
+STALLED_LEASES = 1.3  # past the lease
 SESSIONS = ("hunt a", "hunt b")
 KEYS = ("step 0", "nag 1", "step 2", "nag 3")  # the events of every process, in their order
 OUTPUT = {"steps": len(KEYS)}
@@ -43,6 +44,7 @@ class Said(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fence: int = 0
     token: str = ""
     refused: str = ""
+    at_ns: int = 0  # on the clock all processes share
 
 
 class History(Struct, kw_only=True):
@@ -69,6 +71,7 @@ class Life(Struct, frozen=True, kw_only=True):
     seed: str
     job: Word
     way: Way
+    lease_ms: int
     redo: Sequence[str] = ()
     last: bool = False
 
@@ -91,14 +94,14 @@ class Worker:
 
     def _claim(self) -> None:
         name, limit = self._life.name, self._chance.randint(1, 2)
-        handed = self._store.processes.claim_next("worker", incarnation=name, lease_ms=LEASE_MS, limit=limit)
+        handed = self._store.processes.claim_next("worker", incarnation=name, lease_ms=self._life.lease_ms, limit=limit)
         for each in handed:
             lease = each.lease
             self._say(Said(call="claim", process_id=lease.process_id, done=True, fence=lease.fence, token=lease.token))
         for each in handed:
             self._run(each.lease)
         if not handed and self._life.last:
-            self._store.processes.wait_runnable(timeout_ms=2 * LEASE_MS)
+            self._store.processes.wait_runnable(timeout_ms=2 * self._life.lease_ms)
         elif not handed:
             self._born += 1
             self._register(f"{name}.{self._born}")
@@ -118,7 +121,8 @@ class Worker:
                 if self._chance.random() < 0.25:
                     lease = self._renew(lease)
                 elif self._chance.random() < 0.03:
-                    time.sleep(STALLED_S)  # decides nothing: the lease may pass meanwhile, or may not
+                    # This decides nothing: the lease may pass meanwhile, or may not.
+                    time.sleep(STALLED_LEASES * self._life.lease_ms / 1000)
             self._complete(lease)
         except LeaseLost as lost:
             self._say(Said(call="lost", process_id=lease.process_id, done=True, refused=type(lost).__name__))
@@ -132,7 +136,7 @@ class Worker:
 
     def _renew(self, lease: Lease) -> Lease:
         self._say(Said(call="renew", process_id=lease.process_id))
-        renewed: Lease = self._patiently(lambda: self._store.processes.renew(lease, lease_ms=LEASE_MS))
+        renewed: Lease = self._patiently(lambda: self._store.processes.renew(lease, lease_ms=self._life.lease_ms))
         self._say(Said(call="renew", process_id=lease.process_id, done=True, fence=renewed.fence))
         return renewed
 
@@ -150,7 +154,8 @@ class Worker:
                 continue
 
     def _say(self, said: Said) -> None:
-        os.write(self._pipe, msgspec.json.encode(said) + b"\n")  # one short write: a kill does not tear it
+        line = msgspec.json.encode(replace(said, at_ns=time.monotonic_ns()))
+        os.write(self._pipe, line + b"\n")  # one short write: a kill does not tear it
 
 
 def live(life: Life, pipe: int) -> None:
@@ -179,12 +184,13 @@ def opened_patiently(job: Word) -> Store:
 class Prey:
     """A living worker: its pipe, what it said, and when it dies."""
 
-    def __init__(self, life: Life, chance: random.Random) -> None:
+    def __init__(self, life: Life, chance: random.Random, call_s: float) -> None:
         self.life = life
         self.unanswered: Said | None = None
+        self.calls_s: list[float] = []
         self.deadline = time.monotonic() + chance.uniform(0, BLIND_MAX_S) if chance.random() < BLIND else None
         self._words_left = chance.randint(1, WORDS_MAX)
-        self._delay_s = chance.uniform(0, DELAY_MAX_S)
+        self._delay_s = chance.uniform(0, call_s)
         self._rest = b""
         self.pipe, theirs = os.pipe()
         self.pid = fork(lambda: live(life, theirs))
@@ -204,6 +210,8 @@ class Prey:
             return
         said = msgspec.json.decode(line, type=Said)
         history.said.append(said)
+        if said.done and self.unanswered is not None:
+            self.calls_s.append((said.at_ns - self.unanswered.at_ns) / 1e9)
         self.unanswered = None if said.done else said
         self._words_left -= 1
         if self._words_left <= 0 and self.deadline is None:
@@ -240,6 +248,7 @@ class Hunter:
         self._alive: dict[int, Prey] = {}
         self._doubts: list[str] = []
         self._born = 0
+        self._call_s = CALL_S
 
     def run(self) -> History:
         try:
@@ -264,8 +273,9 @@ class Hunter:
         name = f"{self._job['name']}.{self._born}"
         redo, self._doubts = self._doubts, []
         way: Way = self._chance.choice(self._job["ways"])
-        life = Life(name=name, seed=f"{self._job['seed']} {name}", job=self._job, way=way, redo=redo, last=last)
-        prey = Prey(life, self._chance)
+        seed, lease_ms = f"{self._job['seed']} {name}", int(LEASE_CALLS * self._call_s * 1000)
+        life = Life(name=name, seed=seed, job=self._job, way=way, lease_ms=lease_ms, redo=redo, last=last)
+        prey = Prey(life, self._chance, self._call_s)
         self._alive[prey.pipe] = prey
         return prey
 
@@ -288,6 +298,8 @@ class Hunter:
     def _forget(self, prey: Prey) -> None:
         del self._alive[prey.pipe]
         self._doubts.extend(prey.doubts)
+        for call_s in prey.calls_s:
+            self._call_s += (call_s - self._call_s) / 20
 
     def _finish(self) -> None:
         heir = self._give_birth(last=True)
