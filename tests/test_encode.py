@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lash_store.encode import _READER, Encoder, canonical, check, decode, derived_node_id, digest, mint, quick_decode  # pyright: ignore[reportPrivateUsage]
 from lash_store.errors import Corrupt, LimitExceeded, Refused, Unstorable
 from lash_store.model.limits import COUNTER_MAX, DURATION_MAX_MS, INT_MAX, Limits
+from lash_store.ops.graph import node_digest
 
 ENCODER = Encoder(Limits())
 
@@ -339,6 +340,17 @@ def test_different_fields_have_different_digests(left: list[Any], right: list[An
     equal = list(map(repr, left)) == list(map(repr, right))
     assert (digest("t", *left) == digest("t", *right)) == equal
     assert digest("t", *left) != digest("u", *left)
+
+
+utf8 = st.text(st.characters(codec="utf-8"), max_size=8)
+
+
+@given(utf8, st.none() | utf8, utf8, utf8, st.sampled_from([0, 4095, 4096, 70_000]), st.none() | utf8, st.none() | utf8)
+def test_a_node_has_the_digest_of_its_fields(
+    node_id: str, parent_id: str | None, kind: str, body: str, more: int, frame_id: str | None, caused_by: str | None
+) -> None:
+    fields = (node_id, parent_id, kind, body + "x" * more, frame_id, caused_by)
+    assert node_digest(*fields) == digest("node/1", *fields)
 
 
 def test_fields_do_not_run_into_each_other() -> None:

@@ -271,7 +271,7 @@ def frames_always_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def tombstones_on_the_path(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(paths.NodeRow, "visible", answering(True))
+    patch.setattr(paths, "visible", answering(True))
 
 
 def any_session_tombstoned(patch: pytest.MonkeyPatch) -> None:

@@ -155,14 +155,13 @@ def a_replacement_miscounts_live_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_node_is_hidden_one_revision_late(patch: pytest.MonkeyPatch) -> None:
-    def visible(self: Any, at_revision: int | None) -> bool:
+    def visible(row: Any, at_revision: int | None) -> bool:
+        created_revision, tombstone_revision = row[10], row[11]
         if at_revision is None:
-            return self.tombstone_revision is None
-        return self.created_revision <= at_revision and (
-            self.tombstone_revision is None or self.tombstone_revision >= at_revision
-        )
+            return tombstone_revision is None
+        return created_revision <= at_revision and (tombstone_revision is None or tombstone_revision >= at_revision)
 
-    patch.setattr(paths.NodeRow, "visible", visible)
+    patch.setattr(paths, "visible", visible)
 
 
 def other_content_passes_under_a_known_node_id(patch: pytest.MonkeyPatch) -> None:

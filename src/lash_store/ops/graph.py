@@ -7,13 +7,17 @@ says where it forked off. A path is then a handful of range scans, one for each 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 
 from msgspec import Struct, UnsetType
 
-from lash_store.encode import canonical, decode, digest
+from lash_store.encode import SHORT_TEXTS, canonical, decode, digest, frames
 from lash_store.errors import InvalidArgument, NodeConflict, NotFound
 from lash_store.ops.heads import Head
 from lash_store.ops.statement import Op, Row, execute, execute_many, fetch
+
+NODE_TAG = "node/1"
+_TAG, _NO_TEXTS = frames(NODE_TAG), frames(None, None, None)
 
 
 class PreparedNode(Struct, frozen=True, kw_only=True):
@@ -74,11 +78,18 @@ class GraphPlan(Struct, frozen=True, kw_only=True):
     next_branch: int
 
 
-def node_digest(
-    node_id: str, parent_id: str | None, *, kind: str, body: str, frame_id: str | None, caused_by: str | None
-) -> bytes:
+def node_digest(node_id: str, parent_id: str | None, kind: str, body: str, frame_id: str | None, caused_by: str | None) -> bytes:
     """The digest that ties a node's content to its id and its parent; a fork copies it as it is."""
-    return digest("node/1", node_id, parent_id, kind, body, frame_id, caused_by)
+    if parent_id is None or frame_id is not None or caused_by is not None:
+        return digest(NODE_TAG, node_id, parent_id, kind, body, frame_id, caused_by)
+    # The same for almost every node, in fewer calls: a path is read as fast as its nodes are verified.
+    own, above, word, text = node_id.encode(), parent_id.encode(), kind.encode(), body.encode()
+    heads = SHORT_TEXTS
+    try:
+        framed = (_TAG, heads[len(own)], own, heads[len(above)], above, heads[len(word)], word, heads[len(text)], text, _NO_TEXTS)
+    except IndexError:
+        return digest(NODE_TAG, node_id, parent_id, kind, body, None, None)
+    return sha256(b"".join(framed)).digest()
 
 
 def named_ids(drafts: Sequence[PreparedNode], leaf: str | None | UnsetType, head: Head) -> list[str]:
@@ -300,9 +311,7 @@ def _plan(
 
 
 def _digest_of(draft: PreparedNode, parent_id: str | None) -> bytes:
-    return node_digest(
-        draft.node_id, parent_id, kind=draft.kind, body=draft.body, frame_id=draft.frame_id, caused_by=draft.caused_by
-    )
+    return node_digest(draft.node_id, parent_id, draft.kind, draft.body, draft.frame_id, draft.caused_by)
 
 
 def _reordered(plan: GraphPlan, drafts: Sequence[PreparedNode], stored: Mapping[str, StoredNode], head: Head) -> GraphPlan:

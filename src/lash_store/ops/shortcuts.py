@@ -111,7 +111,7 @@ def _digest(nodes: Sequence[PreparedNode], i: int, assumed_leaf_id: str | None) 
         if i == 0 and assumed_leaf_id is None:
             return None
         parent_id = nodes[i - 1].node_id if i else assumed_leaf_id
-    return node_digest(node.node_id, parent_id, kind=node.kind, body=node.body, frame_id=node.frame_id, caused_by=node.caused_by)
+    return node_digest(node.node_id, parent_id, node.kind, node.body, node.frame_id, node.caused_by)
 
 
 def _component_arguments(prepared: PreparedCommit) -> Sequence[Any]:

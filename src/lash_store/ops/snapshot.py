@@ -18,7 +18,7 @@ from lash_store.model.usage import UsageTotal
 from lash_store.ops import checkpoints, commits, frames, paths, usage
 from lash_store.ops.checkpoints import Version
 from lash_store.ops.heads import Head, check_live, look_session
-from lash_store.ops.paths import RUNS, WHOLE_PATH, NodeRow
+from lash_store.ops.paths import RUNS, WHOLE_PATH
 from lash_store.ops.statement import Op, Row, fetch
 
 
@@ -34,7 +34,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     current_frame_id: str | None
     checkpoint_digest: bytes | None
     node_count: int
-    rows: list[NodeRow]
+    rows: list[Row]  # of nodes, in the columns of NodeRow
     path: bool
     last: int
     config: Row | None
@@ -45,7 +45,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """How much there is to verify and decode: the length of bodies, components and the states of frames."""
-        bodies = sum([len(row.body) for row in self.rows if row.body])
+        bodies = sum([len(row[3] or "") for row in self.rows])
         return bodies + sum([version.size for version in self.versions]) + sum([len(row[2] or b"") for row in self.frames])
 
 
@@ -164,9 +164,9 @@ def _head(session_id: str, rows: Sequence[Row], incarnation: int | None) -> Row:
     return rows[0]
 
 
-def _node_rows(rows: list[Row], *, by_depth: bool) -> list[NodeRow]:
+def _node_rows(rows: list[Row], *, by_depth: bool) -> list[Row]:
     rows.sort(key=itemgetter(10) if by_depth else itemgetter(9))
-    return [NodeRow(*row[1:13]) for row in rows]
+    return [row[1:13] for row in rows]
 
 
 def _versions(rows: list[Row]) -> list[Version]:
@@ -210,7 +210,7 @@ def _leaf_and_last(scope: ReadScope, head_leaf_id: str | None) -> tuple[str | No
     return leaf_id, WHOLE_PATH if scope.last is None else scope.last
 
 
-def _path(head: Head, scope: ReadScope, leaf_id: str | None, last: int) -> Op[list[NodeRow]]:
+def _path(head: Head, scope: ReadScope, leaf_id: str | None, last: int) -> Op[list[Row]]:
     if leaf_id is None:
         return []
     rows = yield from paths.path_rows(head.session_id, leaf_id, last)
@@ -259,7 +259,8 @@ def _nodes(parts: Parts) -> tuple[Node, ...]:
         why = f"{len(parts.rows)} live nodes are there, the head counts {parts.node_count}"
         raise Corrupt("nodes", repr(session_id), why)
     if not parts.path:
-        return tuple(paths.verified(session_id, row) for row in parts.rows if row.visible(parts.at_revision))
+        visible = [row for row in parts.rows if paths.visible(row, parts.at_revision)]
+        return tuple(paths.verified_nodes(session_id, visible))
     if parts.leaf_id is None:
         return ()
     return paths.assemble_path(session_id, parts.leaf_id, parts.rows, last=parts.last, at_revision=parts.at_revision)
