@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import json
 import logging
+import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,14 @@ def test_a_look_is_one_operation_for_all_waiters_of_a_kind() -> None:
     assert len(asked[0]) == 500
 
 
+def test_of_the_kinds_that_may_concern_somebody_only_those_with_many_waiters_need_a_look() -> None:
+    hub = sync_hub()
+    lone, *many = hub.subscribe("commits", "s"), hub.subscribe("inbox", "s"), hub.subscribe("inbox", "s")
+    other = hub.subscribe("process", "p")
+    assert hub.rouse(["commits", "inbox", "runnable"]) == ["inbox"]
+    assert [waiter.wait(0) for waiter in (lone, *many, other)] == [True, False, False, False]
+
+
 def looks_in(pace: Pace, kinds: list[str], seconds: int) -> list[str]:
     """Let a simulated watcher run."""
     now_s, looks = 0.0, list[str]()
@@ -300,26 +310,34 @@ def test_a_database_in_memory_has_no_bell() -> None:
     assert not Silent().rung()
 
 
-def test_the_watcher_looks_at_once_when_a_stranger_rings(tmp_path: Path) -> None:
-    hub, looks = sync_hub(notes=nothing_found), list[Sequence[str]]()
-    looked = threading.Semaphore(0)
-
-    def look(kinds: Sequence[str]) -> None:
-        looks.append(kinds)
-        looked.release()
-
-    ours, theirs = Bell(str(tmp_path / "bell")), Bell(str(tmp_path / "bell"))
-    watcher = Watcher(hub, look, lambda: Inotify(ours))
+@contextmanager
+def watched(folder: Path) -> Generator[tuple[Hub[SyncSubscription], Bell, queue.SimpleQueue[Sequence[str]]]]:
+    """A hub that is watched, the bell of a stranger, and what the watcher looked at."""
+    hub, looks = sync_hub(notes=nothing_found), queue.SimpleQueue[Sequence[str]]()
+    ours, theirs = Bell(str(folder / "bell")), Bell(str(folder / "bell"))
+    watcher = Watcher(hub, looks.put, lambda: Inotify(ours))
     hub.on_subscribe = watcher.nudge
-    with hub.subscribe(KIND, "n"):
-        assert looked.acquire(timeout=PATIENCE_MS / 1000)  # the first look covers what happened before it watched
+    try:
+        yield hub, theirs, looks
+    finally:
+        watcher.close()
+        watcher.close()
+        ours.close()
+        theirs.close()
+
+
+def test_the_watcher_looks_at_once_for_many_waiters_when_a_stranger_rings(tmp_path: Path) -> None:
+    with watched(tmp_path) as (hub, theirs, looks), hub.subscribe(KIND, "n"), hub.subscribe(KIND, "m"):
+        assert looks.get(timeout=PATIENCE_MS / 1000) == [KIND]  # the first look covers what happened before it watched
         theirs.ring()
-        assert looked.acquire(timeout=PATIENCE_MS / 1000)
-    watcher.close()
-    watcher.close()
-    assert looks[0] == [KIND]
-    ours.close()
-    theirs.close()
+        assert looks.get(timeout=PATIENCE_MS / 1000) == [KIND]
+
+
+def test_a_lone_waiter_is_woken_without_a_look_when_a_stranger_rings(tmp_path: Path) -> None:
+    with watched(tmp_path) as (hub, theirs, looks), hub.subscribe(KIND, "n") as lone:
+        assert looks.get(timeout=PATIENCE_MS / 1000) == [KIND]
+        theirs.ring()
+        assert lone.wait(PATIENCE_MS)  # the look of this test wakes nobody
 
 
 def test_a_commit_wakes_a_waiter_in_another_process_through_the_doorbell(tmp_path: Path) -> None:

@@ -245,9 +245,11 @@ class Watcher:
             if signal.fd is not None:
                 woken.register(signal.fd, selectors.EVENT_READ)
             try:
+                self._rung(signal)
+                self._look(self._hub.kinds())  # for what happened before the bell was watched
                 while not self._closed:
-                    self._turn(signal)
                     self._sleep(signal, nudged, woken)
+                    self._turn(signal)
             finally:
                 signal.close()
 
@@ -256,8 +258,9 @@ class Watcher:
         rung = self._rung(signal)
         kinds = self._hub.kinds()
         due = self._pace.due(kinds, time.monotonic())
-        if rung or due:
-            self._look(kinds if rung else due)
+        unsure = self._hub.rouse(kinds) if rung else due
+        if unsure:
+            self._look(unsure)
 
     def _rung(self, signal: Signal) -> bool:
         try:

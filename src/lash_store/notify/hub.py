@@ -147,6 +147,19 @@ class Hub(Generic[S]):
         """Wake those a slow look found something for."""
         self._wake({(kind, id) for id in ids})
 
+    def rouse(self, kinds: Iterable[str]) -> list[str]:
+        """Something happened: wake the waiter of each kind that has only one, and return the other kinds.
+
+        Who was woken checks by itself, which costs as much as a look and saves it. For many waiters one look is cheaper.
+        """
+        waiters: dict[str, list[S]] = {kind: [] for kind in kinds}
+        with self._lock:
+            for (kind, _), members in self._topics.items():
+                if kind in waiters:
+                    waiters[kind] += members
+        self._bring([members[0] for members in waiters.values() if len(members) == 1])
+        return [kind for kind, members in waiters.items() if len(members) > 1]
+
     def looks(self, kinds: Iterable[str]) -> list[tuple[str, Callable[[], Op[set[str | None]]]]]:
         """One read per kind that covers all its waiters; kinds nobody waits for cost nothing."""
         waiting = self._waiting()
@@ -177,6 +190,9 @@ class Hub(Generic[S]):
     def _wake(self, topics: set[Topic]) -> None:
         with self._lock:
             woken = [member for topic in topics for member in self._topics.get(topic, ())]
+        self._bring(woken)
+
+    def _bring(self, woken: Sequence[S]) -> None:
         if not woken:
             return
         if self._deliver is None:
