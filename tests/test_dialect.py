@@ -51,6 +51,9 @@ def test_ddl_types() -> None:
         'CREATE TABLE "agents".nodes (a TEXT COLLATE "C", b BIGINT, c BYTEA, d TEXT COMPRESSION lz4)'
     )
     assert SQLITE.compile(sql).text == "CREATE TABLE lash_nodes (a TEXT, b INTEGER, c BLOB, d TEXT) STRICT"
+    keyed = "CREATE TABLE {digests} (a {key} PRIMARY KEY){strict_keyed}"
+    assert POSTGRES.compile(keyed).text == 'CREATE TABLE "agents".digests (a TEXT COLLATE "C" PRIMARY KEY)'
+    assert SQLITE.compile(keyed).text == "CREATE TABLE lash_digests (a TEXT PRIMARY KEY) STRICT, WITHOUT ROWID"
 
 
 def test_locks_and_clock() -> None:

@@ -3,6 +3,7 @@
     :name                          a parameter: $1, $2 … or ?1, ?2 …; a name used twice is one parameter
     {sessions} {nodes} …           a table
     {key} {int} {bytes} {body}     column types; {strict} ends a CREATE TABLE
+    {strict_keyed}                 the same for short rows, which SQLite then keeps in the primary key and not beside it
     {for_update} {skip_locked}     row locks, which SQLite neither has nor needs
     {now_ms}                       the database's clock
     {any_text:ids} {any_int:xs}    membership in a list parameter, written after the column
@@ -174,7 +175,7 @@ class PostgresDialect(Dialect):
         prefix = quoted(schema)
         super().__init__(
             {name: f"{prefix}.{name}" for name in TABLES}
-            | {"schema": prefix, "strict": "", "key": 'TEXT COLLATE "C"', "int": "BIGINT", "bytes": "BYTEA"}
+            | {"schema": prefix, "strict": "", "strict_keyed": "", "key": 'TEXT COLLATE "C"', "int": "BIGINT", "bytes": "BYTEA"}
             | {"body": "TEXT COMPRESSION lz4"}
             | {"lookup": "LATERAL (SELECT * FROM "}
             | {"for_update": "FOR UPDATE", "skip_locked": "FOR UPDATE SKIP LOCKED", "now_ms": f"{prefix}.now_ms()"}
@@ -207,7 +208,8 @@ class SqliteDialect(Dialect):
     def __init__(self) -> None:
         super().__init__(
             {name: SQLITE_PREFIX + name for name in TABLES}
-            | {"key": "TEXT", "int": "INTEGER", "bytes": "BLOB", "body": "TEXT", "strict": " STRICT"}
+            | {"key": "TEXT", "int": "INTEGER", "bytes": "BLOB", "body": "TEXT"}
+            | {"strict": " STRICT", "strict_keyed": " STRICT, WITHOUT ROWID"}
             | {"lookup": ""}  # it loops over a CROSS JOIN from left to right
             | {"for_update": "", "skip_locked": "", "now_ms": "lash_now_ms()"}
         )

@@ -105,7 +105,7 @@ class _ShapeDialect(Dialect):
     schema = "main"
 
     def __init__(self) -> None:
-        types = {"key": "key", "int": "bigint", "bytes": "bytea", "body": "text", "strict": "", "now_ms": "0"}
+        types = {"key": "key", "int": "bigint", "bytes": "bytea", "body": "text", "strict": "", "strict_keyed": "", "now_ms": "0"}
         super().__init__({name: name for name in TABLES} | types)
 
 

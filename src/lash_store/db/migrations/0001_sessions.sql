@@ -44,7 +44,7 @@ CREATE TABLE {branches} (
     tip_depth {int} NOT NULL,
     PRIMARY KEY (session_id, branch),
     CHECK (parent_branch < branch)
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_branches_by_parent ON {branches} (session_id, parent_branch, parent_depth);
 
@@ -120,7 +120,7 @@ CREATE TABLE {components} (
     chain {int} NOT NULL,
     digest {bytes},
     PRIMARY KEY (session_id, component)
-){strict};
+){strict_keyed};
 
 -- Every version of a component: a full zstd frame, or a delta against the version before it.
 CREATE TABLE {versions} (
@@ -146,7 +146,7 @@ CREATE TABLE {usage_entries} (
     cached_input {int} NOT NULL,
     reasoning {int} NOT NULL,
     PRIMARY KEY (session_id, revision, ordinal)
-){strict};
+){strict_keyed};
 
 CREATE TABLE {usage_totals} (
     session_id {key} NOT NULL,
@@ -159,7 +159,7 @@ CREATE TABLE {usage_totals} (
     cached_input {int} NOT NULL,
     reasoning {int} NOT NULL,
     PRIMARY KEY (session_id, source, model)
-){strict};
+){strict_keyed};
 
 CREATE TABLE {batches} (
     session_id {key} NOT NULL,
@@ -203,7 +203,7 @@ CREATE TABLE {settled_keys} (
     intent {bytes} NOT NULL,
     settled_ms {int} NOT NULL,
     PRIMARY KEY (session_id, source_key)
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_settled_keys_by_age ON {settled_keys} (settled_ms, session_id, source_key);
 
@@ -218,7 +218,7 @@ CREATE TABLE {attachments} (
     intent_ms {int} NOT NULL,
     committed_ms {int},
     PRIMARY KEY (session_id, attachment_id)
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_attachments_by_digest ON {attachments} (attachment_id, session_id);
 CREATE INDEX lash_attachments_uncommitted ON {attachments} (intent_ms, attachment_id, session_id) WHERE committed_ms IS NULL;
@@ -228,7 +228,7 @@ CREATE TABLE {digests} (
     attachment_id {key} PRIMARY KEY NOT NULL,
     byte_len {int} NOT NULL,
     released_ms {int}
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_digests_released ON {digests} (released_ms, attachment_id) WHERE released_ms IS NOT NULL;
 

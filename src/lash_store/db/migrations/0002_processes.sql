@@ -82,14 +82,14 @@ CREATE TABLE {grants} (
     label TEXT,
     granted_ms {int} NOT NULL,
     PRIMARY KEY (session_id, frame_id, process_id)
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_grants_by_process ON {grants} (process_id, session_id, frame_id);
 
 CREATE TABLE {counters} (
     name {key} PRIMARY KEY NOT NULL,
     value {int} NOT NULL
-){strict};
+){strict_keyed};
 
 -- A registrant of '' is the host.
 CREATE TABLE {subscriptions} (
@@ -155,7 +155,7 @@ CREATE TABLE {schedules} (
     subscription_id {key} PRIMARY KEY NOT NULL,
     next_ms {int},
     done_ms {int} NOT NULL
-){strict};
+){strict_keyed};
 
 CREATE INDEX lash_schedules_due ON {schedules} (next_ms, subscription_id) WHERE next_ms IS NOT NULL;
 
