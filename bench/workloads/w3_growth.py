@@ -119,7 +119,9 @@ async def size_of(stage: Stage, child: Child) -> int:
     """Tables and indexes on PostgreSQL; the file and its log on SQLite."""
     if child.member.engine == POSTGRES:
         return await stage.server.size(child.place)
-    return sum(path.stat().st_size for path in Path(child.place).parent.glob("bench.db*") if not path.name.endswith("-bell"))
+    # Not the doorbell, and not -shm: it is memory that processes share, and is gone when the last one closes.
+    files = Path(child.place).parent.glob("bench.db*")
+    return sum(path.stat().st_size for path in files if not path.name.endswith(("-bell", "-shm")))
 
 
 async def collected(stage: Stage, member: Member) -> None:
