@@ -20,7 +20,6 @@ DECLARE
     target RECORD;
     process RECORD;
     pending RECORD;
-    inbox RECORD;
     now_ms BIGINT;
     first_seq BIGINT;
     next_seq BIGINT;
@@ -55,7 +54,12 @@ BEGIN
         RETURN;
     END IF;
     now_ms := {now_ms};
-    PERFORM 1 FROM {events} e WHERE e.process_id = p_process_id AND e.replay_key = ANY(p_keys);
+    PERFORM 1 FROM unnest(p_keys) AS k(key)
+    -- A range of one, in order, as in `commit_v1`.
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM {events} e WHERE e.process_id = p_process_id AND e.replay_key >= k.key AND e.replay_key <= k.key
+        ORDER BY e.replay_key LIMIT 1
+    ) AS found;
     IF FOUND THEN
         -- A retry of what the log has already, all of it, is answered from there.
         IF NOT p_fence_replays AND cardinality(p_keys) = (
@@ -77,6 +81,23 @@ BEGIN
                                       OR process.lease_token IS DISTINCT FROM p_lease_token
                                       OR process.lease_fence IS DISTINCT FROM p_lease_fence
                                       OR process.lease_expires_ms IS NULL OR process.lease_expires_ms <= now_ms) THEN
+        RETURN;
+    END IF;
+
+    IF p_wake_inputs IS NULL THEN
+        UPDATE {processes} p SET last_sequence = process.last_sequence + cardinality(p_types), updated_ms = now_ms
+        WHERE p.process_id = p_process_id;
+        RETURN QUERY
+            INSERT INTO {events} AS e (process_id, sequence, event_type, payload, payload_hash, replay_key, occurred_ms, digest)
+            SELECT p_process_id, process.last_sequence + i, p_types[i], p_payloads[i], p_hashes[i], p_keys[i], now_ms,
+                   sha256({schema}.frame_tag('event/1') || {schema}.frame_text(p_process_id)
+                          || {schema}.frame_int(process.last_sequence + i) || {schema}.frame_text(p_types[i])
+                          || {schema}.frame_text(p_payloads[i]) || {schema}.frame_bytes(p_hashes[i])
+                          || {schema}.frame_text(p_keys[i]) || decode(repeat('6e0000000000000000', 8), 'hex')
+                          || {schema}.frame_int(now_ms))
+            FROM generate_series(1, cardinality(p_types)) AS i
+            RETURNING 'done'::text, e.sequence, NULL::text, NULL::text, NULL::text, NULL::bigint, e.occurred_ms, e.digest, false,
+                NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text;
         RETURN;
     END IF;
 
@@ -124,8 +145,8 @@ BEGIN
         next_seq := next_seq + 1;
     END LOOP;
     IF next_seq > first_seq THEN
-        SELECT * INTO inbox FROM {schema}.inbox_ready_v1(p_target_session_id);
-        UPDATE {sessions} s SET next_enqueue_seq = next_seq, ready_ms = inbox.ready_ms, open_ms = inbox.open_ms
+        UPDATE {sessions} s SET next_enqueue_seq = next_seq, ready_ms = i.ready_ms, open_ms = i.open_ms
+        FROM {schema}.inbox_ready_v1(p_target_session_id) AS i
         WHERE s.session_id = p_target_session_id;
     END IF;
 

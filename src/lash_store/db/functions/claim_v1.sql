@@ -19,11 +19,11 @@ DECLARE
     first_delivery TEXT;
     first_merge_key TEXT;
     taking BOOLEAN := true;
-    seqs BIGINT[] := '{}';
+    first_seq BIGINT;
+    places TID[] := '{}';
     id TEXT;
     fence_after BIGINT;
     counted BIGINT;
-    inbox RECORD;
 BEGIN
     IF p_session_id IS NOT NULL THEN
         SELECT s.session_id, s.incarnation, s.state, s.fence INTO head
@@ -31,10 +31,10 @@ BEGIN
         at_ms := {now_ms};
     ELSIF p_concurrent THEN
         SELECT s.session_id, s.incarnation, s.state, s.fence INTO head FROM {sessions} s
-        WHERE s.open_ms <= at_ms AND s.state = 'live' ORDER BY s.open_ms, s.session_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+        WHERE s.open_ms <= at_ms ORDER BY s.open_ms, s.session_id LIMIT 1 FOR UPDATE SKIP LOCKED;
     ELSE
         SELECT s.session_id, s.incarnation, s.state, s.fence INTO head FROM {sessions} s
-        WHERE s.ready_ms <= at_ms AND s.state = 'live' ORDER BY s.ready_ms, s.session_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+        WHERE s.ready_ms <= at_ms ORDER BY s.ready_ms, s.session_id LIMIT 1 FOR UPDATE SKIP LOCKED;
     END IF;
     IF NOT FOUND OR head.state <> 'live' OR head.incarnation <> p_incarnation THEN
         RETURN;
@@ -50,14 +50,14 @@ BEGIN
     FOR batch IN
         -- Batches nobody holds, and those whose lease has passed. Held ones are not read.
         SELECT o.* FROM (
-            (SELECT b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads, b.digest, b.attempts,
-                    b.max_attempts
+            (SELECT b.ctid AS place, b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads, b.digest,
+                    b.attempts, b.max_attempts
              FROM {batches} b
              WHERE b.session_id = head.session_id AND b.token IS NULL AND b.parked_ms IS NULL AND b.available_ms <= at_ms
              ORDER BY b.enqueue_seq LIMIT p_max_batches)
             UNION ALL
-            SELECT b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads, b.digest, b.attempts,
-                   b.max_attempts
+            SELECT b.ctid, b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot, b.merge_key, b.payloads, b.digest,
+                   b.attempts, b.max_attempts
             FROM {batches} b
             WHERE b.session_id = head.session_id AND b.token IS NOT NULL AND b.expires_ms <= at_ms AND b.parked_ms IS NULL
               AND b.available_ms <= at_ms
@@ -69,7 +69,7 @@ BEGIN
         END IF;
         IF NOT taking THEN
             CONTINUE;
-        ELSIF cardinality(seqs) = 0 THEN
+        ELSIF first_seq IS NULL THEN
             taking := batch.slot = 'join';
             first_delivery := batch.delivery;
             first_merge_key := batch.merge_key;
@@ -87,9 +87,10 @@ BEGIN
         ) THEN
             RETURN;
         END IF;
-        seqs := seqs || batch.enqueue_seq;
+        first_seq := COALESCE(first_seq, batch.enqueue_seq);
+        places := places || batch.place;
     END LOOP;
-    IF cardinality(seqs) = 0 THEN
+    IF first_seq IS NULL THEN
         IF p_session_id IS NOT NULL THEN
             outcome := 'nothing';
             RETURN NEXT;
@@ -98,21 +99,22 @@ BEGIN
     END IF;
 
     fence_after := head.fence + 1;
-    id := 'qwc:' || seqs[1] || ':' || fence_after;
+    id := 'qwc:' || first_seq || ':' || fence_after;
     RETURN QUERY
         UPDATE {batches} b
         SET claim_id = id, owner = p_owner, token = p_token, fence = fence_after, attempts = b.attempts + 1, claimed_ms = at_ms,
             expires_ms = at_ms + p_lease_ms
-        WHERE b.session_id = head.session_id AND b.enqueue_seq = ANY(seqs)
+        -- By their place: nobody moves a batch of the locked session.
+        WHERE b.ctid = ANY(places)
         RETURNING 'claimed'::text, id, fence_after, at_ms, b.session_id, b.enqueue_seq, b.batch_id, b.source_key, b.delivery,
             b.slot, b.merge_key, b.payloads, b.digest, b.intent, b.available_ms, b.enqueued_ms, b.attempts, b.max_attempts,
             b.fence, b.parked_ms, b.parked_reason, b.token, b.expires_ms;
     GET DIAGNOSTICS counted = ROW_COUNT;
-    IF counted <> cardinality(seqs) THEN
+    IF counted <> cardinality(places) THEN
         RAISE EXCEPTION 'a chosen batch was taken' USING ERRCODE = 'LS000';
     END IF;
-    SELECT * INTO inbox FROM {schema}.inbox_ready_v1(head.session_id);
-    UPDATE {sessions} s SET fence = fence_after, ready_ms = inbox.ready_ms, open_ms = inbox.open_ms
+    UPDATE {sessions} s SET fence = fence_after, ready_ms = i.ready_ms, open_ms = i.open_ms
+    FROM {schema}.inbox_ready_v1(head.session_id) AS i
     WHERE s.session_id = head.session_id;
 END
 $lash$

@@ -17,7 +17,6 @@ DECLARE
     head RECORD;
     waiting RECORD;
     at_ms BIGINT;
-    inbox RECORD;
 BEGIN
     SELECT s.incarnation, s.state, s.next_enqueue_seq INTO head
     FROM {sessions} s WHERE s.session_id = p_session_id FOR UPDATE;
@@ -33,8 +32,10 @@ BEGIN
         RETURN;
     END IF;
     IF p_source_key IS NOT NULL THEN
-        SELECT b.enqueue_seq, b.intent INTO waiting
-        FROM {batches} b WHERE b.session_id = p_session_id AND b.source_key = p_source_key;
+        -- A range of one, in order, as in `commit_v1`.
+        SELECT b.enqueue_seq, b.intent INTO waiting FROM {batches} b
+        WHERE b.session_id = p_session_id AND b.source_key >= p_source_key AND b.source_key <= p_source_key
+        ORDER BY b.source_key LIMIT 1;
         IF FOUND THEN
             PERFORM 1 FROM {batches} b
             WHERE b.session_id = p_session_id AND b.batch_id = p_batch_id AND b.source_key IS DISTINCT FROM p_source_key;
@@ -53,9 +54,9 @@ BEGIN
                            intent, available_ms, enqueued_ms, attempts, max_attempts, fence)
     VALUES (p_session_id, head.next_enqueue_seq, p_batch_id, p_source_key, p_delivery, p_slot, p_merge_key, p_payloads, p_digest,
             p_intent, at_ms + p_delay_ms, at_ms, 0, p_max_attempts, 0);
-    SELECT * INTO inbox FROM {schema}.inbox_ready_v1(p_session_id);
     UPDATE {sessions} s
-    SET next_enqueue_seq = head.next_enqueue_seq + 1, ready_ms = inbox.ready_ms, open_ms = inbox.open_ms
+    SET next_enqueue_seq = head.next_enqueue_seq + 1, ready_ms = i.ready_ms, open_ms = i.open_ms
+    FROM {schema}.inbox_ready_v1(p_session_id) AS i
     WHERE s.session_id = p_session_id;
     outcome := 'fresh';
     now_ms := at_ms;

@@ -10,7 +10,6 @@ DECLARE
     head RECORD;
     at_ms BIGINT;
     counted BIGINT;
-    inbox RECORD;
 BEGIN
     SELECT s.incarnation, s.state INTO head FROM {sessions} s WHERE s.session_id = p_session_id FOR UPDATE;
     IF NOT FOUND OR head.state <> 'live' OR head.incarnation <> p_incarnation THEN
@@ -31,8 +30,9 @@ BEGIN
     IF counted <> cardinality(p_batch_ids) THEN
         RAISE EXCEPTION 'a claim is not held any more' USING ERRCODE = 'LS000';
     END IF;
-    SELECT * INTO inbox FROM {schema}.inbox_ready_v1(p_session_id);
-    UPDATE {sessions} s SET ready_ms = inbox.ready_ms, open_ms = inbox.open_ms WHERE s.session_id = p_session_id;
+    UPDATE {sessions} s SET ready_ms = i.ready_ms, open_ms = i.open_ms
+    FROM {schema}.inbox_ready_v1(p_session_id) AS i
+    WHERE s.session_id = p_session_id;
     settled := counted;
     RETURN NEXT;
 END
