@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
+from lash_store.model.commit import Receipt
 from lash_store.model.limits import CHECKPOINT_DELTA_MAX_BYTES, DEFAULT_LIMITS, MIB
 
 if sys.version_info >= (3, 14):
@@ -28,7 +31,8 @@ _LONG_DISTANCE_MATCHING = int(zstd.CompressionParameter.enable_long_distance_mat
 _READING = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG_MAX}
 
 HELD_MAX_BYTES = 64 * MIB  # versions kept to make deltas against: what one store may spend on it
-HELD_LEAVES_MAX = 4_096  # sessions one worker commits to in turn
+HELD_HEADS_MAX = 4_096  # sessions one worker commits to in turn
+HELD_HEAD_COMPONENTS_MAX = 32  # a checkpoint of more is looked at by the database instead
 HELD_ENTRY_MAX_BYTES = CHECKPOINT_DELTA_MAX_BYTES  # larger versions are stored whole anyway
 
 
@@ -84,17 +88,25 @@ def _prefix(base: bytes) -> tuple[zstd.ZstdDict, int] | None:
     return zstd.ZstdDict(base, is_raw=True).as_prefix if len(base) >= _PREFIX_MIN_BYTES else None
 
 
-class Held:
-    """The last versions and leaves this process saw, least recently used first to go. Safe between threads.
+class Left(Struct, frozen=True):
+    """How this process last left a session: its leaf, its checkpoint, and what that is made of, unless there are too many."""
 
-    An entry may be stale: compare its digest with the stored one before making a delta against it. A leaf is a guess.
+    leaf_id: str | None
+    checkpoint_digest: bytes | None
+    contents: Mapping[str, bytes] | None
+
+
+class Held:
+    """The last versions and heads this process saw, least recently used first to go. Safe between threads.
+
+    An entry may be stale: compare its digest with the stored one before making a delta against it. A head is a guess.
     """
 
     def __init__(self, max_bytes: int = HELD_MAX_BYTES, entry_max_bytes: int = HELD_ENTRY_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._entry_max_bytes = min(entry_max_bytes, max_bytes)
         self._entries: OrderedDict[tuple[str, str], tuple[bytes, bytes, int]] = OrderedDict()
-        self._leaves: OrderedDict[str, str] = OrderedDict()
+        self._heads: OrderedDict[str, Left] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -117,18 +129,23 @@ class Held:
             while self._bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
 
-    def leaf(self, session_id: str) -> str | None:
-        """The leaf this process last left the session at, if it knows."""
-        return self._leaves.get(session_id)
+    def left(self, session_id: str) -> Left | None:
+        """How this process last left the session, if it knows."""
+        return self._heads.get(session_id)
 
-    def put_leaf(self, session_id: str, leaf_id: str | None) -> None:
-        """Remember where a commit left the session."""
+    def put_left(self, receipt: Receipt) -> None:
+        """Remember how a commit left its session. The copy is our own: the receipt is the caller's."""
+        whole, few = receipt.checkpoint_digest, len(receipt.components) <= HELD_HEAD_COMPONENTS_MAX
+        left = Left(
+            receipt.leaf_id,
+            None if whole is None else bytes.fromhex(whole),
+            {name: bytes.fromhex(content) for name, content in receipt.components.items()} if few else None,
+        )
         with self._lock:
-            self._leaves.pop(session_id, None)
-            if leaf_id is not None:
-                self._leaves[session_id] = leaf_id
-            if len(self._leaves) > HELD_LEAVES_MAX:
-                self._leaves.popitem(last=False)
+            self._heads.pop(receipt.session_id, None)
+            self._heads[receipt.session_id] = left
+            if len(self._heads) > HELD_HEADS_MAX:
+                self._heads.popitem(last=False)
 
     def drop(self, session_id: str, component: str | None = None) -> None:
         """Forget one component of a session, or all of them."""

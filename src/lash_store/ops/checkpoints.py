@@ -137,10 +137,14 @@ def _version(new: PreparedComponent, before: Component | None, revision: int) ->
 
 def checkpoint_digest(after: Mapping[str, Component]) -> bytes | None:
     """The name of the whole checkpoint: it changes if and only if its content does."""
-    present = sorted((c.component, c.digest) for c in after.values() if c.digest is not None)
-    if not present:
+    return digest_of({c.component: c.digest for c in after.values() if c.digest is not None})
+
+
+def digest_of(contents: Mapping[str, bytes]) -> bytes | None:
+    """The same of the names that are there and the digests of their bytes."""
+    if not contents:
         return None
-    return digest("checkpoint/1", *(part for pair in present for part in pair))
+    return digest("checkpoint/1", *(part for pair in sorted(contents.items()) for part in pair))
 
 
 def write_versions(session_id: str, versions: Sequence[Version], after: Mapping[str, Component]) -> Op[None]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from msgspec import UnsetType
 
+from lash_store import delta
 from lash_store.encode import canonical, decode, frames
 from lash_store.errors import RevisionConflict
 from lash_store.model.commit import Receipt
@@ -30,16 +32,16 @@ from lash_store.ops.statement import Op, Row, ring, shortcut
 
 # --- commit ---------------------------------------------------------------------------------------------------------------
 
-# Above these a function, which looks for each parent and name in an array, takes longer than the statements it replaces.
+# Above these a function, which finds each element of an array from its beginning, takes longer than the statements it replaces.
 NODES_MAX = 1_000
 COMPONENTS_MAX = 250
 
 
-def commit(prepared: PreparedCommit, *, retention_ms: int, assumed_leaf_id: str | None = None) -> Op[Receipt]:
-    """All or nothing, once per turn id: see `commits.commit`. The assumed leaf is a guess; a good one saves work."""
+def commit(prepared: PreparedCommit, *, retention_ms: int, assumed: delta.Left | None = None) -> Op[Receipt]:
+    """All or nothing, once per turn id: see `commits.commit`. What came before is assumed; a good guess saves work."""
     rows = None
     if _is_straight(prepared):
-        rows = yield from shortcut("commit_v1", partial(_commit_arguments, prepared, assumed_leaf_id))
+        rows = yield from shortcut("commit_v1", partial(_commit_arguments, prepared, assumed))
     if not rows:
         return (yield from commits.commit(prepared, retention_ms=retention_ms))
     answer = rows[0]
@@ -58,12 +60,20 @@ def commit(prepared: PreparedCommit, *, retention_ms: int, assumed_leaf_id: str 
 def _is_straight(prepared: PreparedCommit) -> bool:
     """Whether the commit is of the kind every turn has: rare fields, work for other sessions and bulk go the long way."""
     bulk = len(prepared.nodes) > NODES_MAX or len(prepared.components) > COMPONENTS_MAX
-    rare = bulk or prepared.graph == "replace" or prepared.enqueues
+    rare = bulk or prepared.graph == "replace" or prepared.enqueues or not _is_chain(prepared.nodes)
     return not rare and isinstance(prepared.config, UnsetType) and isinstance(prepared.frames, UnsetType)
 
 
-def _commit_arguments(prepared: PreparedCommit, assumed_leaf_id: str | None) -> Sequence[Any]:
+def _is_chain(nodes: Sequence[PreparedNode]) -> bool:
+    """Whether each node but the first hangs on the one before it, and the first on none of them."""
+    if not nodes or nodes[0].parent_id in {node.node_id for node in nodes}:
+        return not nodes
+    return all(isinstance(b.parent_id, UnsetType) or b.parent_id == a.node_id for a, b in pairwise(nodes))
+
+
+def _commit_arguments(prepared: PreparedCommit, assumed: delta.Left | None) -> Sequence[Any]:
     leaf, frame = prepared.leaf, prepared.current_frame_id
+    assumed_leaf_id = None if assumed is None else assumed.leaf_id
     return (
         prepared.session_id,
         prepared.incarnation,
@@ -81,6 +91,7 @@ def _commit_arguments(prepared: PreparedCommit, assumed_leaf_id: str | None) -> 
         canonical([node.node_id for node in prepared.nodes]),
         *_node_arguments(prepared.nodes, assumed_leaf_id),
         *_component_arguments(prepared),
+        *_checkpoint_arguments(prepared, assumed),
         *_usage_arguments(prepared),
         *_completion_arguments(prepared.completes),
         list(prepared.attachments) or None,
@@ -90,11 +101,11 @@ def _commit_arguments(prepared: PreparedCommit, assumed_leaf_id: str | None) -> 
 def _node_arguments(nodes: Sequence[PreparedNode], assumed_leaf_id: str | None) -> Sequence[Any]:
     if not nodes:
         return (None,) * 8
-    given = [not isinstance(node.parent_id, UnsetType) for node in nodes]
+    first = nodes[0].parent_id
     return (
         [node.node_id for node in nodes],
-        given,
-        [None if isinstance(node.parent_id, UnsetType) else node.parent_id for node in nodes],
+        not isinstance(first, UnsetType),
+        None if isinstance(first, UnsetType) else first,
         [node.kind for node in nodes],
         [node.body for node in nodes],
         [node.frame_id for node in nodes],
@@ -126,6 +137,22 @@ def _component_arguments(prepared: PreparedCommit) -> Sequence[Any]:
         [each.base_digest for each in components],
         checkpoints.CHECKPOINT_CHAIN_MAX,
     )
+
+
+def _checkpoint_arguments(prepared: PreparedCommit, assumed: delta.Left | None) -> Sequence[Any]:
+    """The checkpoint before, as assumed, and the one after it; nothing where a delta does not fit the assumption."""
+    if assumed is None or assumed.contents is None:
+        return (None, None, None)
+    after = dict(assumed.contents)
+    for new in prepared.components:
+        if new.base_digest is not None and after.get(new.component) != new.base_digest:
+            return (None, None, None)
+        if new.digest is None:
+            after.pop(new.component, None)
+        else:
+            after[new.component] = new.digest
+    json_text = canonical({name: content.hex() for name, content in after.items()})
+    return (assumed.checkpoint_digest, checkpoints.digest_of(after), json_text)
 
 
 def _usage_arguments(prepared: PreparedCommit) -> Sequence[Any]:

@@ -151,11 +151,11 @@ class AsyncSessions:
             shortcuts.commit,
             replace(prepared, components=components),
             retention_ms=self._runtime.settled_key_retention_ms,
-            assumed_leaf_id=self._runtime.held.leaf(prepared.session_id),
+            assumed=self._runtime.held.left(prepared.session_id),
         )
         if not receipt.replayed:
             self._hold(prepared, components)
-            self._runtime.held.put_leaf(prepared.session_id, receipt.leaf_id)
+            self._runtime.held.put_left(receipt)
         return receipt
 
     async def _compressed(

@@ -1,13 +1,14 @@
--- A commit in one call: `ops.commits.commit` for the straight case, an existing session and nodes that are new.
+-- A commit in one call: `ops.commits.commit` for the straight case, an existing session and a chain of nodes that are new.
 -- No row means that the case is another one and nothing was written. LS000 says the same after the first write, and undoes it.
--- Whatever is refused is refused by the operation, which then goes its own way; only the two answers of a retry are given here.
+-- Whatever is refused is refused by the operation, which then goes its own way; only the answers of a retry are given here.
 CREATE OR REPLACE FUNCTION {schema}.commit_v1(
     p_session_id TEXT, p_incarnation BIGINT, p_expected BIGINT, p_turn_id TEXT, p_repeatable BOOLEAN, p_intent BYTEA,
     p_digest_start BYTEA, p_digest_middle BYTEA, p_assumed_leaf_id TEXT,
     p_leaf_given BOOLEAN, p_leaf_id TEXT, p_frame_given BOOLEAN, p_frame_id TEXT,
-    p_nodes_json TEXT, p_node_ids TEXT[], p_parent_given BOOLEAN[], p_parent_ids TEXT[], p_kinds TEXT[], p_bodies TEXT[],
+    p_nodes_json TEXT, p_node_ids TEXT[], p_parent_given BOOLEAN, p_parent_id TEXT, p_kinds TEXT[], p_bodies TEXT[],
     p_frame_ids TEXT[], p_causes TEXT[], p_digests BYTEA[],
     p_components TEXT[], p_contents BYTEA[], p_sizes BIGINT[], p_frames BYTEA[], p_bases BYTEA[], p_chain_max BIGINT,
+    p_assumed_checkpoint BYTEA, p_checkpoint BYTEA, p_components_json TEXT,
     p_sources TEXT[], p_models TEXT[], p_inputs BIGINT[], p_outputs BIGINT[], p_cached BIGINT[], p_reasoning BIGINT[],
     p_counter_max BIGINT,
     p_batch_ids TEXT[], p_tokens TEXT[], p_fences BIGINT[],
@@ -22,47 +23,21 @@ AS $lash$
 DECLARE
     head RECORD;
     receipt RECORD;
-    node RECORD;
+    place RECORD;
+    after RECORD;
     stored RECORD;
     now_ms BIGINT;
     revision_after BIGINT;
     leaf_after TEXT;
     frame_after TEXT;
     node_total BIGINT := COALESCE(cardinality(p_node_ids), 0);
-    -- Where the new nodes go, one element each.
-    parents TEXT[] := '{}';
-    node_branches BIGINT[] := '{}';
-    depths BIGINT[] := '{}';
-    -- The branches this commit touches: how far they reach, and which of them are new.
-    branch_numbers BIGINT[] := '{}';
-    branch_tips BIGINT[] := '{}';
-    branch_is_new BOOLEAN[] := '{}';
-    fork_branches BIGINT[] := '{}';
-    fork_depths BIGINT[] := '{}';
-    next_branch_after BIGINT;
     parent TEXT;
-    previous TEXT;
-    parent_branch BIGINT;
-    parent_depth BIGINT;
-    place INT;
-    -- The checkpoint, one element for each component: as it is stored, then as this commit leaves it.
-    names TEXT[] := '{}';
-    contents BYTEA[] := '{}';
-    revisions BIGINT[] := '{}';
-    full_revisions BIGINT[] := '{}';
-    chains BIGINT[] := '{}';
-    base_revision BIGINT;
-    is_sorted BOOLEAN := true;
-    chosen INT[] := '{}';
-    bases BIGINT[] := '{}';
+    branches_made BIGINT := 0;
     counted BIGINT;
-    plain BOOLEAN;
-    checkpoint BYTEA;
-    components_json TEXT;
     result_json TEXT;
-    inbox RECORD;
 BEGIN
-    SELECT s.incarnation, s.state, s.revision, s.leaf_id, s.current_frame_id, s.node_count, s.next_position, s.next_branch
+    SELECT s.incarnation, s.state, s.revision, s.leaf_id, s.current_frame_id, s.checkpoint_digest, s.next_position,
+           s.next_branch
     INTO head
     FROM {sessions} s WHERE s.session_id = p_session_id FOR UPDATE;
     IF NOT FOUND OR head.state <> 'live' OR head.incarnation <> p_incarnation THEN
@@ -87,7 +62,7 @@ BEGIN
     END IF;
     revision_after := head.revision + 1;
 
-    -- Deciding: nothing is written before all of it is known to fit.
+    -- Deciding, as far as it goes without writing.
     leaf_after := CASE WHEN p_leaf_given THEN p_leaf_id WHEN node_total > 0 THEN p_node_ids[node_total] ELSE head.leaf_id END;
     IF p_leaf_given AND p_leaf_id IS NOT NULL AND array_position(p_node_ids, p_leaf_id) IS NULL THEN
         PERFORM 1 FROM {nodes} n
@@ -97,152 +72,101 @@ BEGIN
         END IF;
     END IF;
     frame_after := CASE WHEN p_frame_given THEN p_frame_id ELSE head.current_frame_id END;
-
-    next_branch_after := head.next_branch;
-    previous := head.leaf_id;
-    FOR i IN 1 .. node_total LOOP
-        parent := CASE WHEN p_parent_given[i] THEN p_parent_ids[i] ELSE previous END;
-        previous := p_node_ids[i];
-        parents := parents || parent;
-        parent_branch := NULL;
-        parent_depth := NULL;
-        IF parent IS NOT NULL THEN
-            place := array_position(p_node_ids, parent);
-            IF place >= i THEN
-                RETURN;
-            ELSIF place IS NOT NULL THEN
-                parent_branch := node_branches[place];
-                parent_depth := depths[place];
-            ELSE
-                SELECT n.branch, n.depth, b.tip_depth, n.tombstone_revision INTO node
-                FROM {nodes} n JOIN {branches} b ON b.session_id = n.session_id AND b.branch = n.branch
-                WHERE n.session_id = p_session_id AND n.node_id = parent;
-                IF NOT FOUND OR node.tombstone_revision IS NOT NULL THEN
-                    RETURN;
-                END IF;
-                parent_branch := node.branch;
-                parent_depth := node.depth;
-                IF array_position(branch_numbers, parent_branch) IS NULL THEN
-                    branch_numbers := branch_numbers || node.branch;
-                    branch_tips := branch_tips || node.tip_depth;
-                    branch_is_new := branch_is_new || false;
-                    fork_branches := fork_branches || NULL::bigint;
-                    fork_depths := fork_depths || NULL::bigint;
-                END IF;
-            END IF;
-        END IF;
-        place := array_position(branch_numbers, parent_branch);
-        IF parent_branch IS NOT NULL AND branch_tips[place] = parent_depth THEN
-            branch_tips[place] := parent_depth + 1;
-            node_branches := node_branches || parent_branch;
-            depths := depths || (parent_depth + 1);
-        ELSE
-            branch_numbers := branch_numbers || next_branch_after;
-            branch_tips := branch_tips || COALESCE(parent_depth + 1, 0);
-            branch_is_new := branch_is_new || true;
-            fork_branches := fork_branches || parent_branch;
-            fork_depths := fork_depths || parent_depth;
-            node_branches := node_branches || next_branch_after;
-            depths := depths || COALESCE(parent_depth + 1, 0);
-            next_branch_after := next_branch_after + 1;
-        END IF;
-    END LOOP;
-
-    FOR stored IN
-        SELECT c.component, c.revision, c.full_revision, c.chain, c.digest FROM {components} c
-        WHERE c.session_id = p_session_id AND (c.digest IS NOT NULL OR c.component = ANY(p_components))
-        ORDER BY c.component
-    LOOP
-        IF cardinality(names) = 500 THEN
-            -- What follows copies its text anew for each name: with so many the operation is faster.
+    IF p_components_json IS NULL OR head.checkpoint_digest IS DISTINCT FROM p_assumed_checkpoint THEN
+        -- The caller did not know the checkpoint this one follows.
+        SELECT sha256({schema}.frame_tag('checkpoint/1')
+                      || string_agg({schema}.frame_text(a.name) || {schema}.frame_bytes(a.content), ''::bytea
+                                    ORDER BY a.name COLLATE "C") FILTER (WHERE a.content IS NOT NULL)) AS checkpoint,
+               COALESCE(string_agg(to_json(a.name)::text || ':"' || encode(a.content, 'hex') || '"', ','
+                                   ORDER BY a.name COLLATE "C") FILTER (WHERE a.content IS NOT NULL), '') AS components,
+               -- A name this function cannot spell as the operation does.
+               bool_or(octet_length(convert_to(a.name, 'UTF8')) <> char_length(a.name)) AS is_foreign,
+               bool_or(a.misfit) AS is_misfit
+        INTO after
+        FROM (
+            SELECT COALESCE(g.component, c.component) AS name,
+                   CASE WHEN g.component IS NULL THEN c.digest ELSE g.content END AS content,
+                   g.base IS NOT NULL AND g.content IS DISTINCT FROM c.digest
+                   AND (c.digest = g.base AND c.chain < p_chain_max AND g.frame IS NOT NULL) IS NOT TRUE AS misfit
+            FROM (SELECT o.component, o.digest, o.chain FROM {components} o
+                  WHERE o.session_id = p_session_id AND (o.digest IS NOT NULL OR o.component = ANY(p_components))) AS c
+            FULL JOIN unnest(p_components, p_contents, p_frames, p_bases) AS g(component, content, frame, base)
+            ON g.component = c.component
+        ) AS a;
+        IF after.is_foreign THEN
             RETURN;
-        END IF;
-        names := names || stored.component;
-        contents := contents || stored.digest;
-        revisions := revisions || stored.revision;
-        full_revisions := full_revisions || stored.full_revision;
-        chains := chains || stored.chain;
-        plain := COALESCE(plain, true) AND octet_length(convert_to(stored.component, 'UTF8')) = char_length(stored.component);
-    END LOOP;
-    FOR i IN 1 .. COALESCE(cardinality(p_components), 0) LOOP
-        place := array_position(names, p_components[i]);
-        IF place IS NULL THEN
-            CONTINUE WHEN p_contents[i] IS NULL;
-            names := names || p_components[i];
-            contents := contents || NULL::bytea;
-            place := cardinality(names);
-            plain := COALESCE(plain, true) AND octet_length(convert_to(p_components[i], 'UTF8')) = char_length(p_components[i]);
-            is_sorted := place = 1;
-        END IF;
-        CONTINUE WHEN contents[place] IS NOT DISTINCT FROM p_contents[i];
-        base_revision := NULL;
-        IF p_contents[i] IS NULL OR p_bases[i] IS NULL THEN
-            full_revisions[place] := revision_after;
-            chains[place] := 1;
-        ELSIF contents[place] = p_bases[i] AND chains[place] < p_chain_max AND p_frames[i] IS NOT NULL THEN
-            base_revision := revisions[place];
-            chains[place] := chains[place] + 1;
-        ELSE
+        ELSIF after.is_misfit THEN
             RETURN QUERY SELECT 'full'::text, head.incarnation, head.revision, NULL::text, NULL::text, NULL::bytea, NULL::text,
                 now_ms, NULL::text, NULL::bytea, NULL::bytea;
             RETURN;
         END IF;
-        contents[place] := p_contents[i];
-        chosen := chosen || i;
-        bases := bases || base_revision;
-    END LOOP;
-    IF NOT plain THEN
-        -- A name this function cannot spell as the operation does.
-        RETURN;
-    END IF;
-    IF NOT is_sorted THEN
-        SELECT array_agg(c.name ORDER BY c.name COLLATE "C"), array_agg(c.content ORDER BY c.name COLLATE "C"),
-               array_agg(c.full_revision ORDER BY c.name COLLATE "C"), array_agg(c.chain ORDER BY c.name COLLATE "C")
-        INTO names, contents, full_revisions, chains
-        FROM unnest(names, contents, full_revisions, chains) AS c(name, content, full_revision, chain);
+        p_checkpoint := after.checkpoint;
+        p_components_json := '{' || after.components || '}';
     END IF;
 
-    -- Writing.
+    -- Writing. The nodes are a chain: the first hangs on the leaf or on whom it names, each other one on the one before it.
     IF node_total > 0 THEN
-        IF NOT p_parent_given[1] AND (p_digests[1] IS NULL OR head.leaf_id IS DISTINCT FROM p_assumed_leaf_id) THEN
+        parent := CASE WHEN p_parent_given THEN p_parent_id ELSE head.leaf_id END;
+        IF NOT p_parent_given AND (p_digests[1] IS NULL OR head.leaf_id IS DISTINCT FROM p_assumed_leaf_id) THEN
             p_digests[1] := sha256(
-                {schema}.frame_tag('node/1') || {schema}.frame_text(p_node_ids[1]) || {schema}.frame_text(parents[1])
+                {schema}.frame_tag('node/1') || {schema}.frame_text(p_node_ids[1]) || {schema}.frame_text(parent)
                 || {schema}.frame_text(p_kinds[1]) || {schema}.frame_text(p_bodies[1]) || {schema}.frame_text(p_frame_ids[1])
                 || {schema}.frame_text(p_causes[1]));
         END IF;
-        FOR i IN 1 .. cardinality(branch_numbers) LOOP
-            IF branch_is_new[i] THEN
-                INSERT INTO {branches} (session_id, branch, parent_branch, parent_depth, first_depth, tip_depth)
-                VALUES (p_session_id, branch_numbers[i], fork_branches[i], fork_depths[i], COALESCE(fork_depths[i] + 1, 0),
-                        branch_tips[i]);
-            ELSE
-                UPDATE {branches} b SET tip_depth = branch_tips[i]
-                WHERE b.session_id = p_session_id AND b.branch = branch_numbers[i];
-                IF NOT FOUND THEN
-                    RAISE EXCEPTION 'a branch of the locked session vanished' USING ERRCODE = 'LS000';
-                END IF;
+        UPDATE {branches} b SET tip_depth = n.depth + node_total
+        -- A range of one, in order: a young database has no statistics, and equality would be looked for along any index
+        -- that begins with the session.
+        FROM (SELECT l.branch, l.depth, l.tombstone_revision FROM {nodes} l
+              WHERE l.session_id = p_session_id AND l.node_id >= parent AND l.node_id <= parent
+              ORDER BY l.node_id LIMIT 1) AS n
+        WHERE n.tombstone_revision IS NULL
+          AND b.session_id = p_session_id AND b.branch = n.branch AND b.tip_depth = n.depth
+        RETURNING n.branch, n.depth INTO place;
+        IF NOT FOUND THEN
+            INSERT INTO {branches} AS b (session_id, branch, parent_branch, parent_depth, first_depth, tip_depth)
+            SELECT p_session_id, head.next_branch, n.branch, n.depth, COALESCE(n.depth + 1, 0), COALESCE(n.depth, -1) + node_total
+            FROM (SELECT 1) AS one
+            LEFT JOIN {nodes} n ON n.session_id = p_session_id AND n.node_id = parent AND n.tombstone_revision IS NULL
+            WHERE parent IS NULL OR n.node_id IS NOT NULL
+            RETURNING b.branch, b.first_depth - 1 AS depth INTO place;
+            IF NOT FOUND THEN
+                RETURN;
             END IF;
-        END LOOP;
+            branches_made := 1;
+        END IF;
         INSERT INTO {nodes} (session_id, branch, depth, position, node_id, parent_id, kind, body, frame_id, caused_by, digest,
                              created_ms, created_revision)
-        SELECT p_session_id, node_branches[i], depths[i], head.next_position + i - 1, p_node_ids[i], parents[i], p_kinds[i],
-               p_bodies[i], p_frame_ids[i], p_causes[i],
+        SELECT p_session_id, place.branch, place.depth + i, head.next_position + i - 1, p_node_ids[i],
+               CASE WHEN i = 1 THEN parent ELSE p_node_ids[i - 1] END, p_kinds[i], p_bodies[i], p_frame_ids[i], p_causes[i],
                p_digests[i], now_ms, revision_after
         FROM generate_series(1, node_total) AS i;
     END IF;
 
-    FOR i IN 1 .. cardinality(chosen) LOOP
-        place := array_position(names, p_components[chosen[i]]);
-        INSERT INTO {versions} (session_id, component, revision, full_revision, base_revision, digest, size, frame)
-        VALUES (p_session_id, names[place], revision_after, full_revisions[place], bases[i], contents[place],
-                CASE WHEN contents[place] IS NULL THEN 0 ELSE p_sizes[chosen[i]] END, p_frames[chosen[i]]);
+    FOR i IN 1 .. COALESCE(cardinality(p_components), 0) LOOP
+        CONTINUE WHEN p_contents[i] = p_bases[i];
         UPDATE {components} c
-        SET revision = revision_after, full_revision = full_revisions[place], chain = chains[place], digest = contents[place]
-        WHERE c.session_id = p_session_id AND c.component = names[place];
+        SET revision = revision_after, digest = p_contents[i],
+            full_revision = CASE WHEN p_bases[i] IS NULL THEN revision_after ELSE o.full_revision END,
+            chain = CASE WHEN p_bases[i] IS NULL THEN 1 ELSE o.chain + 1 END
+        FROM {components} o
+        WHERE c.session_id = p_session_id AND c.component = p_components[i]
+          AND o.session_id = p_session_id AND o.component = p_components[i] AND o.digest IS DISTINCT FROM p_contents[i]
+          AND (p_bases[i] IS NULL OR o.digest = p_bases[i] AND o.chain < p_chain_max)
+        RETURNING c.full_revision, CASE WHEN p_bases[i] IS NOT NULL THEN o.revision END AS base_revision INTO stored;
         IF NOT FOUND THEN
+            SELECT c.digest IS NOT DISTINCT FROM p_contents[i] AS is_equal INTO stored FROM {components} c
+            WHERE c.session_id = p_session_id AND c.component = p_components[i];
+            CONTINUE WHEN stored.is_equal OR p_contents[i] IS NULL;
+            IF stored.is_equal IS NOT NULL OR p_bases[i] IS NOT NULL THEN
+                RAISE EXCEPTION 'the delta does not fit' USING ERRCODE = 'LS000';
+            END IF;
             INSERT INTO {components} (session_id, component, revision, full_revision, chain, digest)
-            VALUES (p_session_id, names[place], revision_after, full_revisions[place], chains[place], contents[place]);
+            VALUES (p_session_id, p_components[i], revision_after, revision_after, 1, p_contents[i]);
+            SELECT revision_after AS full_revision, NULL::bigint AS base_revision INTO stored;
         END IF;
+        INSERT INTO {versions} (session_id, component, revision, full_revision, base_revision, digest, size, frame)
+        VALUES (p_session_id, p_components[i], revision_after, stored.full_revision, stored.base_revision, p_contents[i],
+                p_sizes[i], p_frames[i]);
     END LOOP;
 
     IF p_sources IS NOT NULL THEN
@@ -300,38 +224,30 @@ BEGIN
         END IF;
     END IF;
 
-    FOR i IN 1 .. cardinality(names) LOOP
-        CONTINUE WHEN contents[i] IS NULL;
-        checkpoint := COALESCE(checkpoint, {schema}.frame_tag('checkpoint/1'))
-            || {schema}.frame_text(names[i]) || {schema}.frame_bytes(contents[i]);
-        components_json := COALESCE(components_json || ',', '')
-            || to_json(names[i])::text || ':"' || encode(contents[i], 'hex') || '"';
-    END LOOP;
-    checkpoint := sha256(checkpoint);
-    result_json := '{"batch_ids":[],"components":{' || COALESCE(components_json, '') || '},"node_ids":' || p_nodes_json || '}';
+    result_json := '{"batch_ids":[],"components":' || p_components_json || ',"node_ids":' || p_nodes_json || '}';
     INSERT INTO {commits} (session_id, revision, incarnation, kind, turn_id, intent, leaf_id, current_frame_id,
                            checkpoint_digest, result, digest, committed_ms)
-    VALUES (p_session_id, revision_after, head.incarnation, 'commit', p_turn_id, p_intent, leaf_after, frame_after, checkpoint,
-            result_json,
+    VALUES (p_session_id, revision_after, head.incarnation, 'commit', p_turn_id, p_intent, leaf_after, frame_after,
+            p_checkpoint, result_json,
             sha256(p_digest_start || {schema}.frame_int(revision_after) || {schema}.frame_int(head.incarnation)
                    || p_digest_middle || {schema}.frame_text(leaf_after) || {schema}.frame_text(frame_after)
-                   || {schema}.frame_bytes(checkpoint) || {schema}.frame_text(result_json) || {schema}.frame_int(now_ms)),
+                   || {schema}.frame_bytes(p_checkpoint) || {schema}.frame_text(result_json) || {schema}.frame_int(now_ms)),
             now_ms);
 
-    IF p_batch_ids IS NOT NULL THEN
-        SELECT * INTO inbox FROM {schema}.inbox_ready_v1(p_session_id);
-        UPDATE {sessions} s SET ready_ms = inbox.ready_ms, open_ms = inbox.open_ms WHERE s.session_id = p_session_id;
-    END IF;
     UPDATE {sessions} s
-    SET revision = revision_after, leaf_id = leaf_after, current_frame_id = frame_after, checkpoint_digest = checkpoint,
-        node_count = head.node_count + node_total, next_position = head.next_position + node_total,
-        next_branch = next_branch_after, updated_ms = now_ms
+    SET revision = revision_after, leaf_id = leaf_after, current_frame_id = frame_after, checkpoint_digest = p_checkpoint,
+        node_count = s.node_count + node_total, next_position = s.next_position + node_total,
+        next_branch = s.next_branch + branches_made, updated_ms = now_ms
     WHERE s.session_id = p_session_id;
+    IF p_batch_ids IS NOT NULL THEN
+        UPDATE {sessions} s SET ready_ms = i.ready_ms, open_ms = i.open_ms
+        FROM {schema}.inbox_ready_v1(p_session_id) AS i WHERE s.session_id = p_session_id;
+    END IF;
     outcome := 'done';
     incarnation := head.incarnation;
     revision := revision_after;
     leaf_id := leaf_after;
-    checkpoint_digest := checkpoint;
+    checkpoint_digest := p_checkpoint;
     result := result_json;
     committed_ms := now_ms;
     RETURN NEXT;
