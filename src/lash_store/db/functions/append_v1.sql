@@ -26,10 +26,10 @@ DECLARE
     woken_by TEXT;
     taken BOOLEAN;
     -- One element for each event: what its wake is called, which batch carries it, and whether that was there before.
-    ids TEXT[] := array_fill(NULL::text, ARRAY[cardinality(p_types)]);
-    dedupes TEXT[] := ids;
-    batch_ids TEXT[] := ids;
-    coalesced BIGINT[] := ids;
+    ids TEXT[];
+    dedupes TEXT[];
+    batch_ids TEXT[];
+    coalesced BIGINT[];
     place INT;
 BEGIN
     -- Sessions are locked before processes.
@@ -101,8 +101,12 @@ BEGIN
         RETURN;
     END IF;
 
+    ids := array_fill(NULL::text, ARRAY[cardinality(p_types)]);
+    dedupes := ids;
+    batch_ids := ids;
+    coalesced := ids;
     -- A wake whose id still waits to be claimed joins it; one whose id a worker has read already is another case.
-    FOR i IN 1 .. COALESCE(cardinality(p_wake_inputs), 0) LOOP
+    FOR i IN 1 .. cardinality(p_wake_inputs) LOOP
         CONTINUE WHEN p_wake_inputs[i] IS NULL;
         woken_by := COALESCE(p_wake_ids[i], 'wake:' || encode(
             sha256(convert_to(p_wake_id_start || (process.last_sequence + i) || '"]', 'UTF8')), 'hex'));
