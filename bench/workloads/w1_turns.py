@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 from bench.child import Absent, Child, Failed, Proxy
 from bench.floors.pgbench import Pgbench, program
 from bench.load import CHAT, SHAPES
-from bench.server import at, name_of, through
+from bench.server import REPORT_S, at, name_of, through
 from bench.stage import OURS, OURS_RELAXED, OURS_SQLITE, PGBENCH, PORT, POSTGRES, RAW, READY, SQLITE, Member, Stage, Take
 from bench.subject import Answer
 
@@ -111,25 +112,42 @@ async def wire(stage: Stage) -> None:
                 pairs.append((await stack.enter_async_context(stage.child(member, through(place, proxy.port))), proxy))
             except (Absent, Failed) as error:
                 stage.absent(member.name, error)
-        for child, proxy in pairs:
-            await counts(stage, child, proxy)
+        await counts(stage, pairs)
+        for _, proxy in pairs:
             await proxy.counters(DELAY_MS)
         for callers in CALLERS[: stage.effort.pick(2, 1)]:
             takes = turns_of([child for child, _ in pairs], stage.effort.seconds / 2, callers, CHAT)
             await stage.interleave(W, POSTGRES, case(CHAT, callers, DELAY_MS), takes, unit="turns")
 
 
-async def counts(stage: Stage, child: Child, proxy: Proxy, turns: int = 20) -> None:
+async def counts(stage: Stage, pairs: Sequence[tuple[Child, Proxy]], turns: int = 20) -> None:
     """Exact counts of a warm turn, by one caller."""
-    ask = partial(child.ask, "turns", prefix="count", callers=1, shape=CHAT)
-    await ask(count=turns * 3)
-    await counted(stage, W, child, proxy, "chat turn", turns, ask)
+    asks = {child: partial(child.ask, "turns", prefix="count", callers=1, shape=CHAT) for child, _ in pairs}
+    for ask in asks.values():
+        await ask(count=turns * 3)
+    before = await rows(stage, asks)
+    for child, proxy in pairs:
+        await counted(stage, W, child, proxy, "chat turn", turns, asks[child])
+    after = await rows(stage, asks)
+    for child in asks:
+        note_rows(stage, W, child, "chat turn", after[child] - before[child], turns)
+
+
+async def rows(stage: Stage, children: Iterable[Child]) -> dict[Child, int]:
+    """The rows each has written, once the server has heard of all of them."""
+    await asyncio.sleep(REPORT_S)
+    return {child: await stage.server.rows(at(stage.server.url, name_of(child.place))) for child in children}
+
+
+def note_rows(stage: Stage, workload: str, child: Child, what: str, written: int, times: int) -> None:
+    """What one of the calls of `counted` wrote."""
+    stage.results.note(workload, child.member.name, POSTGRES, what, "rows written", written / (times + 1))
 
 
 async def counted(
     stage: Stage, workload: str, child: Child, proxy: Proxy, what: str, times: int, ask: Callable[..., Awaitable[Answer]]
 ) -> Answer:
-    """Do something once, because everybody rested during the look at the server's counters, then `times` times on the wire."""
+    """Do something once, because everybody may have rested, then `times` times on the wire."""
     before = await looks(stage, child)
     await ask(count=1)
     wire_before = await proxy.counters()
@@ -150,12 +168,11 @@ WIRE = {"round trips": "round_trips", "bytes sent": "sent", "bytes received": "r
 
 
 async def looks(stage: Stage, child: Child) -> dict[str, int]:
-    """The counters of the server."""
-    rows = await stage.server.rows(at(stage.server.url, name_of(child.place)))
+    """The counters of the server, also of what is sent after the answers, such as notifications."""
+    await asyncio.sleep(1)
     statements = await stage.server.statements(child.place)
     log = await stage.server.wal()
     return {
-        "rows written": rows,
         "statements": statements.calls,
         "notifications": statements.notifications,
         "bytes of log": log,

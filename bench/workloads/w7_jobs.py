@@ -11,7 +11,7 @@ from bench.child import Absent, Child, Failed, Proxy
 from bench.floors.pgbench import Pgbench, program
 from bench.server import through
 from bench.stage import OURS, OURS_SQLITE, PGBENCH, PORT, POSTGRES, Member, Stage, Take
-from bench.workloads.w1_turns import counted
+from bench.workloads.w1_turns import counted, note_rows, rows
 
 W = "W7"
 CALLERS = 16
@@ -86,8 +86,12 @@ async def counts(stage: Stage, times: int = 20) -> None:
         # Every connection prepares every statement once.
         for call in calls.values():
             await call(count=times * 2)
+        before = await rows(stage, [ours])
         for name, call in calls.items():
             await counted(stage, W, ours, proxy, name, times, call)
+            after = await rows(stage, [ours])
+            note_rows(stage, W, ours, name, after[ours] - before[ours], times)
+            before = after
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------
