@@ -267,13 +267,18 @@ BUGS = (
     Bug("a receipt's digest is of another one", "commit_v1", "frame_int(revision_after)", "frame_int(head.revision)"),
     Bug("a settled key is the batch's id", "commit_v1", "COALESCE(b.source_key, b.batch_id) AS key", "b.batch_id AS key"),
     Bug("a settled key is not kept", "settle_v1", "settled := counted;", "settled := counted; DELETE FROM {settled_keys};"),
-    Bug("the inbox is not ready again", "settle_v1", "SET ready_ms = inbox.ready_ms, ", "SET "),
+    Bug("the inbox is not ready again", "settle_v1", "SET ready_ms = i.ready_ms, ", "SET "),
     Bug("a place in the inbox stays empty", "enqueue_v1", "head.next_enqueue_seq + 1", "head.next_enqueue_seq + 2"),
     Bug("a key stands for any content", "enqueue_v1", " AND waiting.intent = p_intent", ""),
     Bug("the fence is not raised", "claim_v1", "SET fence = fence_after, ready_ms", "SET ready_ms"),
     Bug("an attempt is not counted", "claim_v1", "attempts = b.attempts + 1", "attempts = b.attempts"),
-    Bug("the log does not advance", "append_v1", "process.last_sequence + cardinality(p_types)", "process.last_sequence"),
-    Bug("an event's digest is of another one", "append_v1", "frame_int(d.sequence)", "frame_int(process.last_sequence)"),
+    Bug(
+        "the log does not advance",
+        "append_v1",
+        "{processes} p SET last_sequence = process.last_sequence +",
+        "{processes} p SET last_sequence =",
+    ),
+    Bug("an event's digest is of another one", "append_v1", "frame_int(process.last_sequence + i)", "frame_int(i)"),
 )
 
 
