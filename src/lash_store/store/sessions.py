@@ -392,11 +392,15 @@ async def purge(runtime: AsyncRuntime | AsyncTransactionRuntime, session_id: str
 
 def _is_large(commit: object) -> bool:
     """Whether encoding would hold up the event loop. What is no commit at all is refused where it is prepared."""
-    nodes = getattr(getattr(commit, "graph", None), "nodes", ())
-    bodies = [getattr(node, "body", None) for node in nodes] if isinstance(nodes, list | tuple) else []
-    enqueues = getattr(commit, "enqueues", ())
-    payloads = [getattr(draft, "payloads", None) for draft in enqueues] if isinstance(enqueues, list | tuple) else []
-    frames = getattr(commit, "frames", ())
-    states = [(getattr(f, "body", None), getattr(f, "state", None)) for f in frames] if isinstance(frames, list | tuple) else []
-    others = [getattr(commit, name, None) for name in ("checkpoint", "config", "usage")]
-    return is_heavy(bodies, payloads, states, *others)
+    if not isinstance(commit, Commit):
+        return False
+    parts: list[object] = [commit.checkpoint, commit.config, commit.usage]
+    lists = (
+        (getattr(commit.graph, "nodes", ()), ("body",)),
+        (commit.enqueues, ("payloads",)),
+        (commit.frames, ("body", "state")),
+    )
+    for things, names in lists:
+        if things and isinstance(things, list | tuple):
+            parts += [getattr(thing, name, None) for thing in things for name in names]
+    return is_heavy(*parts)
