@@ -42,9 +42,26 @@ _NONE = b"n" + bytes(8)
 SHORT_TEXTS = tuple(b"s" + length.to_bytes(8, "big") for length in range(4096))
 _JOINED_MAX_BYTES = 64 * 1024  # up to here a copy costs less than a call of the hash for each part
 
-# The walk has bounded depth and refused cycles, NaN and foreign types; the writer need not look again.
-_WRITER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-_HASH_WRITER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+def writer(*, ascii: bool, sort_keys: bool) -> Callable[[Any], str]:
+    """`JSONEncoder.encode` for walked values: they have bounded depth and no cycles, NaN or foreign types.
+
+    It builds its machine at every call, which takes as long as writing a message; here that is done once.
+    """
+    encoder = json.JSONEncoder(
+        ensure_ascii=ascii, sort_keys=sort_keys, check_circular=False, allow_nan=False, separators=(",", ":")
+    )
+    make: Callable[..., Callable[[Any, int], Iterable[str]]] | None = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    text = json.encoder.encode_basestring_ascii if ascii else json.encoder.encode_basestring
+    write = make(None, encoder.default, text, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(write(value, 0))
+
+
+_write = writer(ascii=False, sort_keys=False)
+_write_canonical = writer(ascii=True, sort_keys=True)
+_write_stable = writer(ascii=False, sort_keys=True)
 
 
 class Encoder:
@@ -80,7 +97,7 @@ class Encoder:
     def json(self, value: object, path: str) -> str:
         """JSON text that decodes to an equal value of equal types. Keys keep their order; text stays raw UTF-8."""
         self._walk(value, path)
-        text, size = _utf8(_WRITER.encode(value))
+        text, size = _utf8(_write(value))
         if size > self.limits.json_bytes:
             raise LimitExceeded("json_bytes", maximum=self.limits.json_bytes, actual=f"{size} bytes", path=path)
         return text
@@ -111,11 +128,11 @@ class Encoder:
         """Bytes of our own that no caller can change any more; `limit` names the field of `Limits` that bounds them."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise Unstorable(path, f"must be bytes, got {_type_name(value)}")
-        view = memoryview(cast("bytes", value))
+        size = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
         maximum: int = getattr(self.limits, limit)
-        if view.nbytes > maximum:
-            raise LimitExceeded(limit, maximum=maximum, actual=f"{view.nbytes} bytes", path=path)
-        return bytes(value) if isinstance(value, bytes) else bytes(view)
+        if size > maximum:
+            raise LimitExceeded(limit, maximum=maximum, actual=f"{size} bytes", path=path)
+        return bytes(value)
 
     def _walk(self, root: object, path: str) -> None:
         """Refuse whatever has no faithful JSON form. No recursion: the value is hostile until the walk is over."""
@@ -189,27 +206,29 @@ def decode(text: str, *, table: str, row: str) -> Any:
 
 def canonical(value: Any) -> str:
     """One text for equal values, whatever the order of their keys. For hashes only; the value was walked before."""
-    return _HASH_WRITER.encode(value)
+    return _write_canonical(value)
 
 
 def digest(tag: str, *fields: bytes | str | int | None) -> bytes:
     """sha256 of a tag and typed fields, each with its length, so that no two different lists share an input."""
-    parts, size = _framed(fields)
-    state = hashlib.sha256(_tag(tag))
+    parts, size = _framed(_tag(tag), fields)
     # Joined, small parts cost one call; a component of many megabytes is not copied.
-    for part in [b"".join(parts)] if size <= _JOINED_MAX_BYTES else parts:
+    if size <= _JOINED_MAX_BYTES:
+        return hashlib.sha256(b"".join(parts)).digest()
+    state = hashlib.sha256()
+    for part in parts:
         state.update(part)
     return state.digest()
 
 
 def frames(tag: str | None, *fields: bytes | str | int | None) -> bytes:
     """A part of what `digest` hashes, for a digest that the database completes: with the tag, or from a later field on."""
-    return b"".join([b"" if tag is None else _tag(tag), *_framed(fields)[0]])
+    return b"".join(_framed(b"" if tag is None else _tag(tag), fields)[0])
 
 
-def _framed(fields: Iterable[bytes | str | int | None]) -> tuple[list[bytes], int]:
-    """Kind, length and bytes of each field, and how many bytes they are."""
-    parts: list[bytes] = []
+def _framed(start: bytes, fields: Iterable[bytes | str | int | None]) -> tuple[list[bytes], int]:
+    """What a digest starts with; kind, length and bytes of each field; and how many bytes these are."""
+    parts = [start]
     size = 0
     for field in fields:
         if field is None:
@@ -229,8 +248,7 @@ def _framed(fields: Iterable[bytes | str | int | None]) -> tuple[list[bytes], in
 
 def stable_hash(value: Any) -> str:
     """The identity hash of processes and triggers: sha256 of compact JSON, keys sorted, characters unescaped."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(_write_stable(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check(expected: bytes, actual: bytes, *, table: str, row: str) -> None:
