@@ -7,12 +7,13 @@ nothing else: whatever it did not expect, refusals included, is left to the oper
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from msgspec import UnsetType
+from msgspec.structs import astuple
 
 from lash_store import delta
 from lash_store.encode import canonical, decode, frames
@@ -28,7 +29,7 @@ from lash_store.ops.events import Appending, EventRow, PreparedEvent
 from lash_store.ops.graph import PreparedNode, node_digest
 from lash_store.ops.prepare import PreparedCommit
 from lash_store.ops.queue import Enqueued, PreparedBatch, StoredBatch, as_stored
-from lash_store.ops.statement import Op, Row, ring, shortcut
+from lash_store.ops.statement import Op, Ring, Row, Shortcut
 
 # --- commit ---------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def commit(prepared: PreparedCommit, *, retention_ms: int, assumed: delta.Left |
     """All or nothing, once per turn id: see `commits.commit`. What came before is assumed; a good guess saves work."""
     rows = None
     if _is_straight(prepared):
-        rows = yield from shortcut("commit_v1", partial(_commit_arguments, prepared, assumed))
+        rows = yield Shortcut("commit_v1", partial(_commit_arguments, prepared, assumed))
     if not rows:
         return (yield from commits.commit(prepared, retention_ms=retention_ms))
     answer = rows[0]
@@ -52,8 +53,8 @@ def commit(prepared: PreparedCommit, *, retention_ms: int, assumed: delta.Left |
     if answer[0] == "replayed":
         return commits.stored_receipt(_commit_row(prepared, answer), replayed=True)
     if prepared.completes:
-        yield from ring("inbox", prepared.session_id)
-    yield from ring("commits", prepared.session_id)
+        yield Ring("inbox", prepared.session_id)
+    yield Ring("commits", prepared.session_id)
     return _receipt(prepared, answer)
 
 
@@ -102,41 +103,24 @@ def _node_arguments(nodes: Sequence[PreparedNode], assumed_leaf_id: str | None) 
     if not nodes:
         return (None,) * 8
     first = nodes[0].parent_id
-    return (
-        [node.node_id for node in nodes],
-        not isinstance(first, UnsetType),
-        None if isinstance(first, UnsetType) else first,
-        [node.kind for node in nodes],
-        [node.body for node in nodes],
-        [node.frame_id for node in nodes],
-        [node.caused_by for node in nodes],
-        [_digest(nodes, i, assumed_leaf_id) for i in range(len(nodes))],
-    )
+    given = not isinstance(first, UnsetType)
+    rows = _node_rows(nodes, first if given else assumed_leaf_id, given or assumed_leaf_id is not None)
+    ids, *columns = zip(*rows, strict=True)
+    return ids, given, first if given else None, *columns
 
 
-def _digest(nodes: Sequence[PreparedNode], i: int, assumed_leaf_id: str | None) -> bytes | None:
-    """The digest under the parent a new node gets; the first may hang on the leaf, which only the database knows for sure."""
-    node = nodes[i]
-    parent_id = node.parent_id
-    if isinstance(parent_id, UnsetType):
-        if i == 0 and assumed_leaf_id is None:
-            return None
-        parent_id = nodes[i - 1].node_id if i else assumed_leaf_id
-    return node_digest(node.node_id, parent_id, node.kind, node.body, node.frame_id, node.caused_by)
+def _node_rows(nodes: Sequence[PreparedNode], parent_id: str | None, known: bool) -> Iterator[Row]:
+    """The columns of a chain, with digests. The first node may hang on the leaf, which only the database knows for sure."""
+    for node in nodes:
+        id, _, kind, body, frame_id, caused_by = astuple(node)
+        digest = node_digest(id, parent_id, kind, body, frame_id, caused_by) if known else None
+        yield id, kind, body, frame_id, caused_by, digest
+        parent_id, known = id, True
 
 
 def _component_arguments(prepared: PreparedCommit) -> Sequence[Any]:
-    components = prepared.components
-    if not components:
-        return (None, None, None, None, None, checkpoints.CHECKPOINT_CHAIN_MAX)
-    return (
-        [each.component for each in components],
-        [each.digest for each in components],
-        [each.size for each in components],
-        [each.frame for each in components],
-        [each.base_digest for each in components],
-        checkpoints.CHECKPOINT_CHAIN_MAX,
-    )
+    rows = [(each.component, each.digest, each.size, each.frame, each.base_digest) for each in prepared.components]
+    return *(zip(*rows, strict=True) if rows else (None,) * 5), checkpoints.CHECKPOINT_CHAIN_MAX
 
 
 def _checkpoint_arguments(prepared: PreparedCommit, assumed: delta.Left | None) -> Sequence[Any]:
@@ -156,23 +140,13 @@ def _checkpoint_arguments(prepared: PreparedCommit, assumed: delta.Left | None) 
 
 
 def _usage_arguments(prepared: PreparedCommit) -> Sequence[Any]:
-    entries = prepared.usage
-    if not entries:
-        return (None, None, None, None, None, None, usage.COUNTER_MAX)
-    return (
-        [entry.source for entry in entries],
-        [entry.model for entry in entries],
-        [entry.input for entry in entries],
-        [entry.output for entry in entries],
-        [entry.cached_input for entry in entries],
-        [entry.reasoning for entry in entries],
-        usage.COUNTER_MAX,
-    )
+    rows = [(e.source, e.model, e.input, e.output, e.cached_input, e.reasoning) for e in prepared.usage]
+    return *(zip(*rows, strict=True) if rows else (None,) * 6), usage.COUNTER_MAX
 
 
 def _completion_arguments(completions: Sequence[Completion]) -> Sequence[Any]:
     held = [(batch_id, each.token, each.fence) for each in completions for batch_id in each.batch_ids]
-    return [list(column) for column in zip(*held, strict=True)] if held else (None, None, None)
+    return list(zip(*held, strict=True)) if held else (None, None, None)
 
 
 def _receipt(prepared: PreparedCommit, answer: Row) -> Receipt:
@@ -206,13 +180,13 @@ def _commit_row(prepared: PreparedCommit, answer: Row) -> Row:
 
 def enqueue(batch: PreparedBatch, *, retention_ms: int, incarnation: int | None = None) -> Op[Enqueued]:
     """Store a batch, or return what its key stored before: see `queue.enqueue`."""
-    rows = yield from shortcut("enqueue_v1", partial(_enqueue_arguments, batch, retention_ms, incarnation))
+    rows = yield Shortcut("enqueue_v1", partial(_enqueue_arguments, batch, retention_ms, incarnation))
     if not rows:
         return (yield from queue.enqueue(batch, retention_ms=retention_ms, incarnation=incarnation))
     outcome, now_ms, *stored = rows[0]
     if outcome == "stored":
         return Enqueued((StoredBatch(*stored),), (), now_ms)
-    yield from ring("inbox", batch.session_id)
+    yield Ring("inbox", batch.session_id)
     return Enqueued((as_stored(batch, stored[1], now_ms),), (), now_ms)
 
 
@@ -248,7 +222,7 @@ def claim(
     """Lease the longest prefix of ready batches that may run together, or None: see `claims.claim`."""
     active = boundary is Boundary.ACTIVE_TURN_CHECKPOINT
     arguments = (session_id, incarnation, False, owner, active, lease_ms, max_batches, token, repeated)
-    rows = yield from shortcut("claim_v1", lambda: arguments)
+    rows = yield Shortcut("claim_v1", lambda: arguments)
     if rows:
         return _claimed(rows, owner, token)
     return (
@@ -270,7 +244,7 @@ def claim_next(
 ) -> Op[Claimed | LookAgain | None]:
     """Lease work of the session that has been ready longest: see `claims.claim_next`."""
     arguments = (None, None, concurrent, owner, False, lease_ms, max_batches, token, False)
-    rows = None if wait_for_locks else (yield from shortcut("claim_v1", lambda: arguments))
+    rows = None if wait_for_locks else (yield Shortcut("claim_v1", lambda: arguments))
     if rows:
         return _claimed(rows, owner, token)
     return (
@@ -305,10 +279,10 @@ def _claimed(rows: Sequence[Row], owner: str, token: str) -> Claimed | None:
 def settle(completion: Completion, incarnation: int | None = None) -> Op[int]:
     """Settle work outside a commit, all of it or nothing: see `claims.settle`."""
     arguments = (completion.session_id, incarnation, list(completion.batch_ids), completion.token, completion.fence)
-    rows = (yield from shortcut("settle_v1", lambda: arguments)) if completion.batch_ids else None
+    rows = (yield Shortcut("settle_v1", lambda: arguments)) if completion.batch_ids else None
     if not rows:
         return (yield from claims.settle(completion, incarnation))
-    yield from ring("inbox", completion.session_id)
+    yield Ring("inbox", completion.session_id)
     return rows[0][0]
 
 
@@ -317,14 +291,14 @@ def settle(completion: Completion, incarnation: int | None = None) -> Op[int]:
 
 def append(call: Appending) -> Op[list[tuple[EventRow, bool]]]:
     """Append events in one transaction: see `events.append`."""
-    rows = (yield from shortcut("append_v1", partial(_append_arguments, call))) if _is_plain(call) else None
+    rows = (yield Shortcut("append_v1", partial(_append_arguments, call))) if _is_plain(call) else None
     if not rows:
         return (yield from events.append(call))
     if rows[0][0] == "stored":
         return [(_stored_event(call, row), True) for row in rows]
     if rows[0][8] and call.wake_target is not None:
-        yield from ring("inbox", call.wake_target.session_id)
-    yield from ring("process", call.process_id)
+        yield Ring("inbox", call.wake_target.session_id)
+    yield Ring("process", call.process_id)
     answers = sorted(rows, key=lambda row: row[1])
     return [(_event_row(call, draft, row), False) for draft, row in zip(call.events, answers, strict=True)]
 

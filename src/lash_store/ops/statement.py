@@ -51,8 +51,9 @@ class Ring(Struct, frozen=True):
 class Shortcut(Struct, frozen=True):
     """The whole operation as one call of a function in the database, and its arguments, made when they are needed.
 
-    The answer is the function's rows. None: this database has no such function, or the case is not the one it was written for,
-    and nothing was written; then the operation goes its own way, statement by statement.
+    Only the first statement of an operation can be one. The answer is the function's rows. None: this database has no such
+    function, or the case is not the one it was written for, and nothing was written; then the operation goes its own way,
+    statement by statement.
     """
 
     function: LiteralString
@@ -93,12 +94,6 @@ def execute_many(sql: LiteralString, rows: Sequence[dict[str, Any]], **params: A
 def ring(kind: str, id: str) -> Op[None]:
     """Wake those who wait for (kind, id), after the commit."""
     yield Ring(kind, id)
-
-
-def shortcut(function: LiteralString, arguments: Callable[[], Sequence[Any]]) -> Op[list[Row] | None]:
-    """The rows of a function that does the whole operation, or None. Only the first statement of an operation can be one."""
-    rows: list[Row] | None = yield Shortcut(function, arguments)
-    return rows
 
 
 def alone(op: Callable[P, Op[T]]) -> Callable[P, Op[T]]:
