@@ -290,18 +290,18 @@ def _check_budget(prepared: PreparedCommit, encoder: Encoder) -> None:
     """One commit is one transaction: its rows and bytes are bounded, and a breach says what took the room."""
     frames = () if isinstance(prepared.frames, UnsetType) else prepared.frames
     bytes_by_part = {
-        "nodes": sum(_bytes(node.body, node.caused_by) for node in prepared.nodes),
+        "nodes": sum([_bytes(node.body) + _bytes(node.caused_by) for node in prepared.nodes]),
         "config": 0 if isinstance(prepared.config, UnsetType) else _bytes(prepared.config),
-        "checkpoint": sum(len(data or b"") for data in prepared.checkpoint.values()),
-        "frames": sum(_bytes(frame.body) + len(frame.state or b"") for frame in frames),
-        "enqueues": sum(_bytes(batch.payloads) for batch in prepared.enqueues),
+        "checkpoint": sum([len(data or b"") for data in prepared.checkpoint.values()]),
+        "frames": sum([_bytes(frame.body) + len(frame.state or b"") for frame in frames]),
+        "enqueues": sum([_bytes(batch.payloads) for batch in prepared.enqueues]),
     }
     rows_by_part = {
         "nodes": len(prepared.nodes),
         "checkpoint": len(prepared.checkpoint),
         "frames": len(frames),
         "usage": len(prepared.usage),
-        "completes": sum(len(completion.batch_ids) for completion in prepared.completes),
+        "completes": sum([len(completion.batch_ids) for completion in prepared.completes]),
         "enqueues": len(prepared.enqueues),
         "attachments": len(prepared.attachments),
     }
@@ -312,8 +312,10 @@ def _check_budget(prepared: PreparedCommit, encoder: Encoder) -> None:
             raise LimitExceeded(limit, maximum=maximum, actual=f"{sum(parts.values())} ({itemised})", path="commit")
 
 
-def _bytes(*texts: str | None) -> int:
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text is not None)
+def _bytes(text: str | None) -> int:
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _with_intent(prepared: PreparedCommit, commit: Commit, drafts: Sequence[NodeDraft]) -> PreparedCommit:
