@@ -97,7 +97,7 @@ class PostgresEngine:
         self.driver = await open_driver(self._rung)
 
     async def run(self, call: Call[T], mode: Mode) -> T:
-        return await self.started(self.driver.run(call, mode))
+        return await self.started(partial(self.driver.run, call, mode))
 
     async def begin(self, max_ms: int, connection: Any) -> AsyncTransaction:
         starting = self._spawn(self.driver.begin(max_ms, connection))
@@ -107,9 +107,11 @@ class PostgresEngine:
             self._spawn(_abandon(starting))
             raise
 
-    async def started(self, work: Coroutine[Any, Any, T]) -> T:
+    async def started(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer of `work`, which runs to its end even if the caller is cancelled."""
-        return await asyncio.shield(self._spawn(work))
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._spawn(_answered(work, answer))
+        return await answer
 
     async def close(self) -> None:
         """Wait for what was begun, send the last notifications, then hang up."""
@@ -155,13 +157,13 @@ class _Serial:
         self._lock = asyncio.Lock()
 
     async def run(self, call: Call[T]) -> T:
-        return await self._engine.started(self._alone(partial(self._transaction.run, call)))
+        return await self._engine.started(partial(self._alone, partial(self._transaction.run, call)))
 
     async def execute(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
-        return await self._engine.started(self._alone(partial(self._transaction.execute, sql, *params)))
+        return await self._engine.started(partial(self._alone, partial(self._transaction.execute, sql, *params)))
 
     async def commit(self) -> None:
-        await self._engine.started(self._alone(self._publish))
+        await self._engine.started(partial(self._alone, self._publish))
 
     async def _publish(self) -> None:
         """Inside the caller's transaction only the server knows when it commits: it carries the rings, to us as well."""
@@ -172,7 +174,7 @@ class _Serial:
         await self._transaction.commit()
 
     async def rollback(self) -> None:
-        await self._engine.started(self._alone(self._transaction.rollback))
+        await self._engine.started(partial(self._alone, self._transaction.rollback))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async with self._lock:
@@ -242,6 +244,23 @@ def _connect_to(listen: Target | None) -> Connect | None:
         return connection
 
     return connect
+
+
+async def _answered(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> None:
+    """Run `work` to its end and say how it ended; a caller that was cancelled listens no more."""
+    try:
+        result = await work()
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:
+        if not answer.done():
+            answer.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        if not answer.done():
+            answer.set_result(result)
 
 
 async def _abandon(starting: asyncio.Task[AsyncTransaction]) -> None:
