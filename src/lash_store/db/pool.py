@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import asyncpg
-from msgspec import Struct
 
 from lash_store.db.postgres_errors import DATABASE_ERRORS, Versions, understand
 from lash_store.errors import Busy, Misuse
@@ -58,11 +57,6 @@ class Pool(Protocol):
     async def close(self) -> None: ...
 
 
-class _Idle(Struct, frozen=True):
-    connection: Connection
-    since: float
-
-
 class OwnPool:
     """At most `size` connections. `connect` opens one; `clock` gives seconds and is a parameter for tests."""
 
@@ -81,7 +75,7 @@ class OwnPool:
         self._idle_s, self._lifetime_s = idle_ms / 1000, lifetime_ms / 1000
         self._clock = clock
         self._slots = asyncio.Semaphore(size)  # wakes its waiters in the order they came
-        self._idle: deque[_Idle] = deque()
+        self._idle: deque[Connection] = deque()
         self._born: dict[Connection, float] = {}
         self._used: dict[Connection, float] = {}  # when it last answered
         self._goodbyes: set[asyncio.Task[None]] = set()
@@ -111,10 +105,10 @@ class OwnPool:
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
-            idle = self._idle.pop()
-            if self._is_fresh(idle):
-                return idle.connection
-            self._retire(idle.connection)
+            connection = self._idle.pop()
+            if self._is_fresh(connection):
+                return connection
+            self._retire(connection)
         return None
 
     async def _open(self) -> Connection:
@@ -127,24 +121,24 @@ class OwnPool:
         if broken or self._closed:
             self._drop(connection)
         else:
-            self._used[connection] = now = self._clock()
-            self._idle.append(_Idle(connection, now))
+            self._used[connection] = self._clock()
+            self._idle.append(connection)
             self._schedule_reaping()
         self._slots.release()
 
     def reap(self) -> None:
         """Close the idle connections that are dead, unused for long, or old."""
         looked_at, self._idle = self._idle, deque()
-        for idle in looked_at:
-            if self._is_fresh(idle):
-                self._idle.append(idle)
+        for connection in looked_at:
+            if self._is_fresh(connection):
+                self._idle.append(connection)
             else:
-                self._retire(idle.connection)
+                self._retire(connection)
 
-    def _is_fresh(self, idle: _Idle) -> bool:
+    def _is_fresh(self, connection: Connection) -> bool:
         now = self._clock()
-        young = now - self._born[idle.connection] < self._lifetime_s
-        return young and now - idle.since < self._idle_s and not idle.connection.is_closed()
+        young = now - self._born[connection] < self._lifetime_s
+        return young and now - self._used[connection] < self._idle_s and not connection.is_closed()
 
     def _schedule_reaping(self) -> None:
         # Without traffic nobody else would look at the connections that stay.
@@ -164,7 +158,7 @@ class OwnPool:
     def forget_idle(self) -> None:
         """Close every idle connection: the server went away, and they went with it."""
         while self._idle:
-            self._drop(self._idle.popleft().connection)
+            self._drop(self._idle.popleft())
 
     def _drop(self, connection: Connection) -> None:
         self._born.pop(connection, None)
@@ -189,7 +183,7 @@ class OwnPool:
                 for _ in range(self._size):
                     await self._slots.acquire()
         while self._idle:
-            self._retire(self._idle.popleft().connection)
+            self._retire(self._idle.popleft())
         for connection in list(self._born):
             self._drop(connection)
         await asyncio.gather(*self._goodbyes)
