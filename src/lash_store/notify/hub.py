@@ -141,7 +141,8 @@ class Hub(Generic[S]):
 
     def ring(self, rings: Iterable[Ring]) -> None:
         """Wake the waiters of these topics, and those who wait for any id of their kinds."""
-        self._wake({topic for ring in rings for topic in ((ring.kind, ring.id), (ring.kind, None))})
+        if self._topics:  # without a lock: who subscribes from now on looks after it, and finds what is committed
+            self._wake({topic for ring in rings for topic in ((ring.kind, ring.id), (ring.kind, None))})
 
     def found(self, kind: str, ids: Iterable[str | None]) -> None:
         """Wake those a slow look found something for."""

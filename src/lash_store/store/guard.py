@@ -40,10 +40,11 @@ class Guard:
         self.check_process()
         if self.closed:
             raise Misuse("closed", "this store is closed. Open a new one.")
-        if any(transaction.owner is owner and transaction.is_open for transaction in _inside.get()):
-            raise Misuse(
-                "in-transaction", "the store was called inside its own transaction. Use the transaction's methods there."
-            )
+        for transaction in _inside.get():
+            if transaction.owner is owner and transaction.is_open:
+                raise Misuse(
+                    "in-transaction", "the store was called inside its own transaction. Use the transaction's methods there."
+                )
 
     def check_process(self) -> None:
         """Raise Misuse in a forked child: threads and connections stayed with the parent."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from types import TracebackType
 
 from lash_store.errors import Disconnected
 
 
-@contextmanager
-def keyed(key: str | None) -> Generator[None]:
+class keyed:  # noqa: N801 - it reads as a verb: `with keyed(turn_id)`
     """A lost connection inside names the key: repeating the call with it returns the first result."""
-    try:
-        yield
-    except Disconnected as error:
-        raise Disconnected(str(error.fields()["why"]), key=key) from error
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Disconnected):
+            raise Disconnected(str(error.fields()["why"]), key=self._key) from error
