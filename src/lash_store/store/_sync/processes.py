@@ -170,8 +170,8 @@ class Processes:
     ) -> tuple[Appended, ...]:
         if not drafts:
             return ()
-        base = mint("e:") if key is None else key
         lone: str | None = getattr(drafts[0], "replay_key", None) if len(drafts) == 1 else None
+        base = key or lone or mint("e:")
         for _ in range(RESTARTS_MAX):
             registration, registration_hash = self._registration(process_id)
             prepared = tuple(
