@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lash_store.encode import _READER, Encoder, canonical, check, decode, derived_node_id, digest, mint, quick_decode, writer  # pyright: ignore[reportPrivateUsage]
+from lash_store.encode import _READER, Encoder, canonical, check, decode, derived_node_id, digest, mint, quick_decode  # pyright: ignore[reportPrivateUsage]
 from lash_store.errors import Corrupt, LimitExceeded, Refused, Unstorable
 from lash_store.model.limits import COUNTER_MAX, DURATION_MAX_MS, INT_MAX, Limits
 from lash_store.ops.graph import node_digest
@@ -69,18 +69,6 @@ def reordered(item: Any) -> Any:
 @given(values)
 def test_the_canonical_form_is_one_for_every_key_order(value: Any) -> None:
     assert canonical(value) == canonical(reordered(value)) == canonical(back(ENCODER.json(value, "body")))
-
-
-@given(values)
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_writers_write_what_the_standard_library_writes(compiled: bool, value: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        if not compiled:
-            patch.setattr(json.encoder, "c_make_encoder", None)
-        for ascii in (True, False):
-            for sort_keys in (True, False):
-                expected = json.dumps(value, ensure_ascii=ascii, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
-                assert writer(ascii=ascii, sort_keys=sort_keys)(value) == expected
 
 
 def test_text_stays_raw_and_only_what_must_be_escaped_is() -> None:

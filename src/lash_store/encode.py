@@ -42,26 +42,10 @@ _NONE = b"n" + bytes(8)
 SHORT_TEXTS = tuple(b"s" + length.to_bytes(8, "big") for length in range(4096))
 _JOINED_MAX_BYTES = 64 * 1024  # up to here a copy costs less than a call of the hash for each part
 
-
-def writer(*, ascii: bool, sort_keys: bool) -> Callable[[Any], str]:
-    """`JSONEncoder.encode` for walked values: they have bounded depth and no cycles, NaN or foreign types.
-
-    It builds its machine at every call, which takes as long as writing a message; here that is done once.
-    """
-    encoder = json.JSONEncoder(
-        ensure_ascii=ascii, sort_keys=sort_keys, check_circular=False, allow_nan=False, separators=(",", ":")
-    )
-    make: Callable[..., Callable[[Any, int], Iterable[str]]] | None = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return encoder.encode
-    text = json.encoder.encode_basestring_ascii if ascii else json.encoder.encode_basestring
-    write = make(None, encoder.default, text, None, ":", ",", sort_keys, False, False)
-    return lambda value: "".join(write(value, 0))
-
-
-_write = writer(ascii=False, sort_keys=False)
-_write_canonical = writer(ascii=True, sort_keys=True)
-_write_stable = writer(ascii=False, sort_keys=True)
+# The walk has bounded depth and refused cycles, NaN and foreign types; the writer need not look again.
+_WRITER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+_HASH_WRITER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
+_STABLE_WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
 class Encoder:
@@ -97,7 +81,7 @@ class Encoder:
     def json(self, value: object, path: str) -> str:
         """JSON text that decodes to an equal value of equal types. Keys keep their order; text stays raw UTF-8."""
         self._walk(value, path)
-        text, size = _utf8(_write(value))
+        text, size = _utf8(_WRITER.encode(value))
         if size > self.limits.json_bytes:
             raise LimitExceeded("json_bytes", maximum=self.limits.json_bytes, actual=f"{size} bytes", path=path)
         return text
@@ -206,7 +190,7 @@ def decode(text: str, *, table: str, row: str) -> Any:
 
 def canonical(value: Any) -> str:
     """One text for equal values, whatever the order of their keys. For hashes only; the value was walked before."""
-    return _write_canonical(value)
+    return _HASH_WRITER.encode(value)
 
 
 def digest(tag: str, *fields: bytes | str | int | None) -> bytes:
@@ -248,7 +232,7 @@ def _framed(start: bytes, fields: Iterable[bytes | str | int | None]) -> tuple[l
 
 def stable_hash(value: Any) -> str:
     """The identity hash of processes and triggers: sha256 of compact JSON, keys sorted, characters unescaped."""
-    return hashlib.sha256(_write_stable(value).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(_STABLE_WRITER.encode(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check(expected: bytes, actual: bytes, *, table: str, row: str) -> None:
