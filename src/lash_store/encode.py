@@ -112,7 +112,7 @@ class Encoder:
         """Bytes of our own that no caller can change any more; `limit` names the field of `Limits` that bounds them."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise Unstorable(path, f"must be bytes, got {_type_name(value)}")
-        size = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
+        size = len(value) if type(value) is bytes else memoryview(value).nbytes
         maximum: int = getattr(self.limits, limit)
         if size > maximum:
             raise LimitExceeded(limit, maximum=maximum, actual=f"{size} bytes", path=path)
