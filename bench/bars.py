@@ -111,11 +111,11 @@ def round_trips() -> list[Bar]:
 
 
 def waited_for(workload: str, what: str) -> Value:
-    """Round trips without the notifications that left in the same time. Those are not in step, so the tenth is what counts."""
+    """Round trips without the notifications that left in the same time."""
 
     def value(results: Results) -> float | None:
         trips, notes = (results.median(workload, NAME, POSTGRES, what, each) for each in ("round trips", "notifications"))
-        return None if trips is None or notes is None else round(trips - notes, 1)
+        return None if trips is None or notes is None else round(trips - notes, 2)
 
     return value
 

@@ -16,6 +16,7 @@ import pytest
 from lash_store.db.driver import Mode, StatementEvent
 from lash_store.db.migrate import open_postgres
 from lash_store.db.postgres import BEGIN, PostgresDriver
+from lash_store.encode import mint
 from lash_store.errors import (
     Busy,
     Disconnected,
@@ -261,13 +262,14 @@ class Flaky:
 
     def __init__(self, times: int, sql: LiteralString = RAISE) -> None:
         self.started = 0
+        self._name = mint()
         self._times = times
         self._sql: LiteralString = sql
 
     def __call__(self) -> Op[int]:
         self.started += 1
         number = self.started
-        yield from put(f"try {number} of {id(self)}", b"x")
+        yield from put(f"try {number} of {self._name}", b"x")
         if number <= self._times:
             yield from execute(self._sql)
         return number

@@ -147,15 +147,12 @@ def note_rows(stage: Stage, workload: str, child: Child, what: str, written: int
 async def counted(
     stage: Stage, workload: str, child: Child, proxy: Proxy, what: str, times: int, ask: Callable[..., Awaitable[Answer]]
 ) -> Answer:
-    """Do something once, because everybody may have rested, then `times` times on the wire."""
-    before = await looks(stage, child)
+    """Do something once, because everybody may have rested, then `times` times while everything is counted."""
     await ask(count=1)
-    wire_before = await proxy.counters()
+    before = await counters(stage, child, proxy)
     answer = await ask(count=times)
-    wire = await proxy.counters()
-    noted = {metric: (wire[name] - wire_before[name]) / times for metric, name in WIRE.items()}
-    after = await looks(stage, child)
-    noted |= {metric: (after[metric] - before[metric]) / (times + 1) for metric in after}
+    after = await counters(stage, child, proxy)
+    noted = {metric: (after[metric] - before[metric]) / times for metric in after}
     for metric, value in noted.items():
         stage.results.note(workload, child.member.name, POSTGRES, what, metric, value)
     stage.say(
@@ -164,16 +161,19 @@ async def counted(
     return answer
 
 
-WIRE = {"round trips": "round_trips", "bytes sent": "sent", "bytes received": "received"}
+QUIET_S = 0.2  # until the notifications of the last call have left; a connection that rests for a second is tried first again
 
 
-async def looks(stage: Stage, child: Child) -> dict[str, int]:
-    """The counters of the server, also of what is sent after the answers, such as notifications."""
-    await asyncio.sleep(1)
+async def counters(stage: Stage, child: Child, proxy: Proxy) -> dict[str, int]:
+    """What crossed the wire, and what the server counted, also of what is sent after the answers."""
+    await asyncio.sleep(QUIET_S)
+    wire = await proxy.counters()
     statements = await stage.server.statements(child.place)
-    log = await stage.server.wal()
     return {
+        "round trips": wire["round_trips"],
+        "bytes sent": wire["sent"],
+        "bytes received": wire["received"],
         "statements": statements.calls,
         "notifications": statements.notifications,
-        "bytes of log": log,
+        "bytes of log": await stage.server.wal(),
     }

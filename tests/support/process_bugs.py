@@ -294,6 +294,7 @@ def rings_before_the_sleep_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 def processes_ring_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Hub, "ring", answering(None))
+    patch.setattr(Hub, "rouse", answering([]))
     patch.setattr(Hub, "found", answering(None))
     _impatient(patch)
 
