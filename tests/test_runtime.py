@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -564,6 +567,33 @@ def test_a_store_opened_many_times_at_once_migrates_once(sqlite: Options) -> Non
         await asyncio.gather(*(runtime.close() for runtime in runtimes))
 
     asyncio.run(scenario())
+
+
+def test_a_refusal_of_postgresql_is_freed_with_its_last_reference(pg_url: str, pg_schema: str) -> None:
+    """What a refused call was given must not wait for the collector of circles: it may be a large commit."""
+
+    class Given:
+        pass
+
+    def refused(given: Given) -> Op[None]:
+        yield from notes()
+        raise NotFound("note", "x")
+
+    async def scenario(runtime: AsyncRuntime) -> None:
+        given = Given()
+        kept = weakref.ref(given)
+        with contextlib.suppress(NotFound):
+            await runtime.write(refused, given)
+        del given
+        for _ in range(3):  # the loop's own references to what is done
+            await asyncio.sleep(0)
+        assert kept() is None
+
+    gc.disable()
+    try:
+        with_runtime(Options(url=pg_url, schema=pg_schema), scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_refused_statement_reaches_the_caller_with_the_operation_in_its_traceback(options: Options) -> None:

@@ -433,11 +433,14 @@ async def grow(store: AsyncStore, side: Any) -> int:
         )
         await store.queue.enqueue("s", [i], source_key=f"k{i}")
         await store.processes.append("p", "e", i, replay_key=f"k{i}")
+    for i in range(TIMES):  # retries
+        await store.queue.enqueue("s", [i], source_key=f"k{i}")
+        await store.processes.append("p", "e", i, replay_key=f"k{i}")
     for _ in range(TIMES // 2):
         claim = await store.queue.claim_next("w", lease_ms=60_000)
         assert claim is not None
         await store.queue.settle(claim)
-    return TIMES * 4
+    return TIMES * 6
 
 
 async def index_rows(url: str, schema: str, *, commits: int) -> int:

@@ -116,7 +116,7 @@ class Encoder:
         maximum: int = getattr(self.limits, limit)
         if size > maximum:
             raise LimitExceeded(limit, maximum=maximum, actual=f"{size} bytes", path=path)
-        return bytes(value)
+        return value if type(value) is bytes else bytes(memoryview(value))
 
     def _walk(self, root: object, path: str) -> None:
         """Refuse whatever has no faithful JSON form. No recursion: the value is hostile until the walk is over."""

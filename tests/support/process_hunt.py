@@ -26,6 +26,7 @@ BLIND = 0.2  # of the kills fall anywhere in a short life, while the store opens
 BLIND_MAX_S = 0.08
 WORDS_MAX = 30  # a life lasts until at most this many words were heard, and a random moment more
 CALL_S = 0.004  # about what a call takes; learnt while it runs, because a loaded machine takes far longer
+LEASE_MIN_MS = 60
 LEASE_CALLS = 15  # so many calls a lease lasts: so few that leases of the living pass too and their zombies are fenced
 STALLED_LEASES = 1.3  # past the lease
 SESSIONS = ("hunt a", "hunt b")
@@ -273,7 +274,7 @@ class Hunter:
         name = f"{self._job['name']}.{self._born}"
         redo, self._doubts = self._doubts, []
         way: Way = self._chance.choice(self._job["ways"])
-        seed, lease_ms = f"{self._job['seed']} {name}", int(LEASE_CALLS * self._call_s * 1000)
+        seed, lease_ms = f"{self._job['seed']} {name}", max(LEASE_MIN_MS, int(LEASE_CALLS * self._call_s * 1000))
         life = Life(name=name, seed=seed, job=self._job, way=way, lease_ms=lease_ms, redo=redo, last=last)
         prey = Prey(life, self._chance, self._call_s)
         self._alive[prey.pipe] = prey

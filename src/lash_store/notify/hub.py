@@ -151,7 +151,7 @@ class Hub(Generic[S]):
     def rouse(self, kinds: Iterable[str]) -> list[str]:
         """Something happened: wake the waiter of each kind that has only one, and return the other kinds.
 
-        Who was woken checks by itself, which costs as much as a look and saves it. For many waiters one look is cheaper.
+        Who was woken checks by itself, which costs about as much as a look and saves it. For many waiters one look is cheaper.
         """
         waiters: dict[str, list[S]] = {kind: [] for kind in kinds}
         with self._lock:

@@ -111,7 +111,10 @@ class PostgresEngine:
         """The answer of `work`, which runs to its end even if the caller is cancelled."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._spawn(_answered(work, answer))
-        return await answer
+        try:
+            return await answer
+        finally:
+            del answer  # an error knows this frame, and the frame would know the error: only the collector would free both
 
     async def close(self) -> None:
         """Wait for what was begun, send the last notifications, then hang up."""
@@ -250,12 +253,15 @@ async def _answered(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.
     """Run `work` to its end and say how it ended; a caller that was cancelled listens no more."""
     try:
         result = await work()
+    except GeneratorExit:  # the loop was closed meanwhile, and nobody can be told
+        raise
     except asyncio.CancelledError:
         answer.cancel()
         raise
     except BaseException as error:
         if not answer.done():
             answer.set_exception(error)
+        del answer
         if not isinstance(error, Exception):
             raise
     else:

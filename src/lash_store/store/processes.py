@@ -170,7 +170,7 @@ class AsyncProcesses:
         if not drafts:
             return ()
         lone: str | None = getattr(drafts[0], "replay_key", None) if len(drafts) == 1 else None
-        base = key or lone or mint("e:")
+        base = mint("e:") if key is None and lone is None else key or lone
         for _ in range(RESTARTS_MAX):
             registration, registration_hash = await self._registration(process_id)
             prepared = tuple(

@@ -64,14 +64,19 @@ BEGIN
         -- A retry of what the log has already, all of it, is answered from there.
         IF NOT p_fence_replays AND cardinality(p_keys) = (
             SELECT count(*) FROM unnest(p_keys, p_hashes) AS k(key, hash)
-            JOIN {events} e ON e.process_id = p_process_id AND e.replay_key = k.key AND e.payload_hash = k.hash
+            CROSS JOIN LATERAL (SELECT x.payload_hash FROM {events} x
+                                WHERE x.process_id = p_process_id AND x.replay_key >= k.key AND x.replay_key <= k.key
+                                ORDER BY x.replay_key LIMIT 1) AS e
+            WHERE e.payload_hash = k.hash
         ) THEN
             RETURN QUERY
                 SELECT 'stored'::text, e.sequence, e.wake_id, e.wake_dedupe_key, e.wake_batch_id, e.wake_coalesced,
                        e.occurred_ms, e.digest, false, e.event_type, e.payload, e.payload_hash, e.replay_key, e.terminal_state,
                        e.wake_input, e.wake_session_id, e.wake_frame_id
                 FROM unnest(p_keys) WITH ORDINALITY AS k(key, ordinal)
-                JOIN {events} e ON e.process_id = p_process_id AND e.replay_key = k.key
+                CROSS JOIN LATERAL (SELECT * FROM {events} x
+                                    WHERE x.process_id = p_process_id AND x.replay_key >= k.key AND x.replay_key <= k.key
+                                    ORDER BY x.replay_key LIMIT 1) AS e
                 ORDER BY k.ordinal;
         END IF;
         RETURN;

@@ -37,14 +37,21 @@ BEGIN
         WHERE b.session_id = p_session_id AND b.source_key >= p_source_key AND b.source_key <= p_source_key
         ORDER BY b.source_key LIMIT 1;
         IF FOUND THEN
-            PERFORM 1 FROM {batches} b
-            WHERE b.session_id = p_session_id AND b.batch_id = p_batch_id AND b.source_key IS DISTINCT FROM p_source_key;
+            -- The first one from this id on: sorting the inbox for it would look cheap on a young table.
+            PERFORM 1
+            FROM (SELECT b.session_id, b.batch_id, b.source_key FROM {batches} b
+                  WHERE (b.session_id, b.batch_id) >= (p_session_id, p_batch_id)
+                  ORDER BY b.session_id, b.batch_id LIMIT 1) AS n
+            WHERE n.session_id = p_session_id AND n.batch_id = p_batch_id AND n.source_key IS DISTINCT FROM p_source_key;
             IF NOT FOUND AND waiting.intent = p_intent THEN
                 RETURN QUERY
                     SELECT 'stored'::text, at_ms, b.session_id, b.enqueue_seq, b.batch_id, b.source_key, b.delivery, b.slot,
                         b.merge_key, b.payloads, b.digest, b.intent, b.available_ms, b.enqueued_ms, b.attempts, b.max_attempts,
                         b.fence, b.parked_ms, b.parked_reason, b.token, b.expires_ms
-                    FROM {batches} b WHERE b.session_id = p_session_id AND b.enqueue_seq = waiting.enqueue_seq;
+                    FROM {batches} b
+                    WHERE b.session_id = p_session_id AND b.enqueue_seq >= waiting.enqueue_seq
+                      AND b.enqueue_seq <= waiting.enqueue_seq
+                    ORDER BY b.enqueue_seq LIMIT 1;
             END IF;
             RETURN;
         END IF;

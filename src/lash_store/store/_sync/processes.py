@@ -171,7 +171,7 @@ class Processes:
         if not drafts:
             return ()
         lone: str | None = getattr(drafts[0], "replay_key", None) if len(drafts) == 1 else None
-        base = key or lone or mint("e:")
+        base = mint("e:") if key is None and lone is None else key or lone
         for _ in range(RESTARTS_MAX):
             registration, registration_hash = self._registration(process_id)
             prepared = tuple(
