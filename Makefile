@@ -39,7 +39,7 @@ check: $(DEV) ## Lint, types, the import law, and whether the generated sync cod
 faults: $(DEV) ## Run the kill, interleaving and model tests with their large numbers (hours)
 	@LASH_STORE_FAULTS=1 $(PY) -m pytest -m faults --timeout=0 -n $(JOBS) --dist loadgroup $(ARGS)
 
-bench: $(DEV) ## Measure ours, the floors and the peers, and show it in the documentation (long: it was never timed; the quick one takes six minutes here)
+bench: $(DEV) ## Measure ours, the floors and the peers, and show it in the documentation (23 minutes here; the quick one six)
 	@$(PY) -m bench $(ARGS)
 	@$(PY) -m bench.publish
 

@@ -1,6 +1,6 @@
 """Measure everything, print it, write it down.
 
-make bench          everything; longer, and not timed yet
+make bench          everything: about 23 minutes on two cores
 make bench-quick    the same workloads, smaller, about six minutes on two cores
 
 python -m bench [--quick] [--only W1,W3] [--no-peers] [--out FILE]

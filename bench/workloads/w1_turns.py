@@ -141,14 +141,14 @@ async def rows(stage: Stage, children: Iterable[Child]) -> dict[Child, int]:
 
 def note_rows(stage: Stage, workload: str, child: Child, what: str, written: int, times: int) -> None:
     """What one of the calls of `counted` wrote."""
-    stage.results.note(workload, child.member.name, POSTGRES, what, "rows written", written / (times + 1))
+    stage.results.note(workload, child.member.name, POSTGRES, what, "rows written", written / (2 * times))
 
 
 async def counted(
     stage: Stage, workload: str, child: Child, proxy: Proxy, what: str, times: int, ask: Callable[..., Awaitable[Answer]]
 ) -> Answer:
-    """Do something once, because everybody may have rested, then `times` times while everything is counted."""
-    await ask(count=1)
+    """Do something `times` times, because everybody may have rested, and as often again while everything is counted."""
+    await ask(count=times)
     before = await counters(stage, child, proxy)
     answer = await ask(count=times)
     after = await counters(stage, child, proxy)
