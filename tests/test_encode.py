@@ -324,6 +324,27 @@ def test_data_becomes_bytes_of_our_own() -> None:
         ENCODER.data("abc", "c", limit="component_bytes")
 
 
+class Liar(bytearray):
+    """Four bytes that claim to be none, and to be more."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bytes__(self) -> bytes:
+        return b"a longer text"
+
+
+class LiarBytes(bytes):
+    __len__, __bytes__ = Liar.__len__, Liar.__bytes__  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+
+@pytest.mark.parametrize("liar", [Liar(b"abcd"), LiarBytes(b"abcd")], ids=["bytearray", "bytes"])
+def test_bytes_are_what_the_buffer_holds_whatever_a_subclass_says(liar: object) -> None:
+    assert small(component_bytes=4).data(liar, "c", limit="component_bytes") == b"abcd"
+    with pytest.raises(LimitExceeded):
+        small(component_bytes=3).data(liar, "c", limit="component_bytes")
+
+
 # Digests and minted ids
 
 
