@@ -92,6 +92,9 @@ BEGIN
     IF p_wake_inputs IS NULL THEN
         UPDATE {processes} p SET last_sequence = process.last_sequence + cardinality(p_types), updated_ms = now_ms
         WHERE p.process_id = p_process_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the locked process vanished' USING ERRCODE = 'LS000';
+        END IF;
         RETURN QUERY
             INSERT INTO {events} AS e (process_id, sequence, event_type, payload, payload_hash, replay_key, occurred_ms, digest)
             SELECT p_process_id, process.last_sequence + i, p_types[i], p_payloads[i], p_hashes[i], p_keys[i], now_ms,
@@ -157,11 +160,17 @@ BEGIN
         UPDATE {sessions} s SET next_enqueue_seq = next_seq, ready_ms = i.ready_ms, open_ms = i.open_ms
         FROM {schema}.inbox_ready_v1(p_target_session_id) AS i
         WHERE s.session_id = p_target_session_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the locked session vanished' USING ERRCODE = 'LS000';
+        END IF;
     END IF;
 
     UPDATE {processes} p
     SET last_sequence = process.last_sequence + cardinality(p_types), updated_ms = now_ms
     WHERE p.process_id = p_process_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the locked process vanished' USING ERRCODE = 'LS000';
+    END IF;
     RETURN QUERY
         INSERT INTO {events} AS e (
             process_id, sequence, event_type, payload, payload_hash, replay_key, wake_id, wake_dedupe_key, wake_input,

@@ -116,5 +116,8 @@ BEGIN
     UPDATE {sessions} s SET fence = fence_after, ready_ms = i.ready_ms, open_ms = i.open_ms
     FROM {schema}.inbox_ready_v1(head.session_id) AS i
     WHERE s.session_id = head.session_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the locked session vanished' USING ERRCODE = 'LS000';
+    END IF;
 END
 $lash$

@@ -239,6 +239,9 @@ BEGIN
         node_count = s.node_count + node_total, next_position = s.next_position + node_total,
         next_branch = s.next_branch + branches_made, updated_ms = now_ms
     WHERE s.session_id = p_session_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the locked session vanished' USING ERRCODE = 'LS000';
+    END IF;
     IF p_batch_ids IS NOT NULL THEN
         UPDATE {sessions} s SET ready_ms = i.ready_ms, open_ms = i.open_ms
         FROM {schema}.inbox_ready_v1(p_session_id) AS i WHERE s.session_id = p_session_id;

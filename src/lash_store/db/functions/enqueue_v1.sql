@@ -65,6 +65,9 @@ BEGIN
     SET next_enqueue_seq = head.next_enqueue_seq + 1, ready_ms = i.ready_ms, open_ms = i.open_ms
     FROM {schema}.inbox_ready_v1(p_session_id) AS i
     WHERE s.session_id = p_session_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the locked session vanished' USING ERRCODE = 'LS000';
+    END IF;
     outcome := 'fresh';
     now_ms := at_ms;
     enqueue_seq := head.next_enqueue_seq;

@@ -33,6 +33,9 @@ BEGIN
     UPDATE {sessions} s SET ready_ms = i.ready_ms, open_ms = i.open_ms
     FROM {schema}.inbox_ready_v1(p_session_id) AS i
     WHERE s.session_id = p_session_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the locked session vanished' USING ERRCODE = 'LS000';
+    END IF;
     settled := counted;
     RETURN NEXT;
 END
